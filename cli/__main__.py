@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+
+# Reading a long run creates many objects and no cycles; a collection per 700 objects, the default, takes a tenth of the
+# command's time.
+_GC_THRESHOLD = 20_000
 
 
 def main() -> None:
     """Run the command line."""
+    gc.set_threshold(_GC_THRESHOLD)
     try:
         from autoqec.cli.autoqec import main as run
     except KeyboardInterrupt:

@@ -115,7 +115,7 @@ def _drop_branches(layout: RunLayout, repo: Repo, memory: RunMemory, to_remove: 
             why = "was removed by `autoqec gc`"
             memory.append_round(round_recorder.deleted_row(quarantined.row, quarantined.attempt_id, why=why))
             failpoint("gc_row_appended")
-    refs = repo.refs(f"refs/heads/quarantine/{layout.run_id}") | repo.refs(layout.pin_prefix)
+    refs = repo.refs(f"refs/heads/quarantine/{layout.run_id}", layout.pin_prefix)
     names = {f"refs/heads/{item.name}" for item in to_remove} | {layout.pin(str(item.attempt_id)) for item in to_remove}
     updates = [RefUpdate(ref, None, sha) for ref, sha in refs.items() if ref in names]
     if updates:

@@ -33,7 +33,7 @@ class Before:
     """State that a crash must not change: the user's files and branches, and the history so far."""
 
     workspace: Path
-    head: str
+    head: list[str]
     status: str
     branches: dict[str, str]
     histories: dict[str, bytes] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Before:
         histories = {name: _bytes(RunLayout(workspace, name).history) for name in run_ids(workspace)}
         return cls(
             workspace,
-            git(workspace, "rev-parse", "HEAD"),
+            head(workspace),
             git(workspace, "status", "--porcelain"),
             _users(workspace),
             histories,
@@ -60,6 +60,11 @@ def _users(workspace: Path) -> dict[str, str]:
     return {name: sha for name, sha in refs(workspace).items() if not name.startswith(("exp/", "quarantine/"))}
 
 
+def head(workspace: Path) -> list[str]:
+    """Return the commit of HEAD and the full name of its branch."""
+    return git(workspace, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD").splitlines()
+
+
 def refs(workspace: Path) -> dict[str, str]:
     lines = git(workspace, "for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", "refs/heads").splitlines()
     return dict(line.split(" ") for line in lines)  # type: ignore[misc]
@@ -72,11 +77,11 @@ def check(before: Before, run_id: str) -> list[HistoryRow]:
     history = History(layout)  # which also follows the hash chain
     rows, attempts = history.rows(), history.attempts()
     _rows_and_attempts(rows, [line.round_attempt_id for line in attempts if line.kind == "begun"])
-    _rows_and_branches(workspace, layout, rows)
+    _rows_and_branches(workspace, layout, rows, checked_out=before.head[1])
     _views(layout, rows)
     _nothing_left(workspace, layout)
     assert _bytes(layout.history).startswith(before.histories.get(run_id, b"")), "history was rewritten"
-    assert _users(workspace) == before.branches and git(workspace, "rev-parse", "HEAD") == before.head
+    assert _users(workspace) == before.branches and head(workspace) == before.head
     assert git(workspace, "status", "--porcelain") == before.status
     assert git(workspace, "fsck", "--no-dangling") == ""
     return rows
@@ -99,7 +104,7 @@ def _rows_and_attempts(rows: list[HistoryRow], begun: list[str]) -> None:
     assert len(set(follow_ups)) == len(follow_ups), "a follow-up stands twice"
 
 
-def _rows_and_branches(workspace: Path, layout: RunLayout, rows: list[HistoryRow]) -> None:
+def _rows_and_branches(workspace: Path, layout: RunLayout, rows: list[HistoryRow], *, checked_out: str) -> None:
     form = "%(refname) %(objectname) %(parent)"
     lines = git(workspace, "for-each-ref", f"--format={form}", "refs/heads", "refs/autoqec").splitlines()
     tips = {name: parents for name, *parents in map(str.split, lines)}
@@ -122,7 +127,8 @@ def _rows_and_branches(workspace: Path, layout: RunLayout, rows: list[HistoryRow
     prefixes = (f"refs/heads/exp/{layout.run_id}/", f"refs/heads/quarantine/{layout.run_id}/")
     ours = {name.removeprefix("refs/heads/") for name in tips if name.startswith(prefixes)}
     named = {summary.row.branch for summary in [*fold(rows).rounds.values()] if summary.row.branch}
-    assert ours <= named, f"branches without a row: {ours - named}"
+    without_row = ours - named - {checked_out.removeprefix("refs/heads/")}  # recovery keeps a branch that is in use
+    assert not without_row, f"branches without a row: {without_row}"
 
 
 def _pointers_on_branches(workspace: Path, layout: RunLayout, pointers: dict[str, Pointer]) -> None:

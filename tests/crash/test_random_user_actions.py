@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from autoqec.cli.workspace import make_workspace
 from autoqec.errors import ManualInterventionRequired, UsageError
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
+from autoqec.orchestrator.recovery.inspect import inspect_run
+from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import fold
 from autoqec.system import run_lock
 from autoqec.system.git import Repo
-from tests.crash.invariants import Before, git, refs, run_ids
+from tests.crash.invariants import Before, git, head, refs, run_ids
 from tests.crash.starts import ENV, recover_and_check
 from tests.crash.sweep import Zygote, has_compiler, zygote
 
@@ -35,25 +38,69 @@ class UserActions(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        for name in ("moved", "workspace"):
+            self.workspace = self.pristine.with_name(name)
+            shutil.rmtree(self.workspace, ignore_errors=True)
+        shutil.rmtree(self.disk, ignore_errors=True)
         self.process.restore(self.pristine)
-        self.workspace = self.process.workspace
-        (run_id,) = run_ids(self.workspace)
-        self.layout, self.repo = RunLayout(self.workspace, run_id), Repo.discover(self.workspace)
+        (self.run_id,) = run_ids(self.workspace)
         self.notes = 0
+        self.deleted: set[str] = set()
+        self.before: Before | None = None
+        self.recovers = True
+
+    @property
+    def workspace(self) -> Path:
+        return self.process.workspace
+
+    @workspace.setter
+    def workspace(self, path: Path) -> None:
+        self.process.workspace = path
+
+    @property
+    def other_place(self) -> Path:
+        return self.workspace.with_name("workspace" if self.workspace.name == "moved" else "moved")
+
+    @property
+    def disk(self) -> Path:
+        return self.pristine.with_name("disk")
+
+    @property
+    def layout(self) -> RunLayout:
+        return RunLayout(self.workspace, self.run_id)
+
+    @property
+    def repo(self) -> Repo:
+        return Repo.discover(self.workspace)
 
     def _branch(self, which: int) -> str | None:
         names = sorted(name for name in refs(self.workspace) if name.startswith(("exp/", "quarantine/")))
         return names[which % len(names)] if names else None
 
-    @rule(at=st.integers(0, 330), mode=st.sampled_from(["kill", "torn", "enospc", "eio"]), sticky=st.booleans())
-    def start_round_that_may_be_killed(self, at: int, mode: str, sticky: bool) -> None:
+    def _start_refused(self, run_id: str, exit_status: int) -> None:
+        """Assert that a start ends with this status and changes neither refs nor history."""
+        history = RunLayout(self.workspace, run_id).history
+        was = (all_refs(self.workspace), history.read_bytes() if history.exists() else None)
+        assert self.process.start(99, run_id).returncode == exit_status
+        assert was == (all_refs(self.workspace), history.read_bytes() if history.exists() else None)
+
+    @rule(
+        at=st.integers(0, 330),
+        mode=st.sampled_from(["kill", "torn", "enospc", "eio"]),
+        sticky=st.booleans(),
+        recovers=st.booleans(),
+    )
+    def start_round_that_may_be_killed(self, at: int, mode: str, sticky: bool, recovers: bool) -> None:
         rows = RunMemory(self.layout.root).history.rows()
         finished = sum(row.status == "ok" for row in rows)
-        ended = self.process.start(finished + 1, self.layout.run_id, at=at, mode=mode, sticky=sticky)
+        ended = self.process.start(finished + 1, self.run_id, at=at, mode=mode, sticky=sticky)
         assert ended.returncode != 70, ended
+        self.recovers = recovers
 
     @rule()
     def user_commits(self) -> None:
+        if head(self.workspace)[1] != "refs/heads/main":
+            return
         self.notes += 1
         (self.workspace / f"note{self.notes}.md").write_text("mine")
         git(self.workspace, "add", f"note{self.notes}.md")
@@ -68,8 +115,8 @@ class UserActions(RuleBasedStateMachine):
     @rule(which=st.integers(0, 59))
     def user_deletes_a_branch(self, which: int) -> None:
         name = self._branch(which)
-        if name is not None:
-            git(self.workspace, "branch", "-D", name)
+        if name is not None and unless_in_use(self.workspace, "branch", "-D", name):
+            self.deleted.add(name)
 
     @rule(which=st.integers(0, 59))
     def user_moves_a_branch_between_exp_and_quarantine(self, which: int) -> None:
@@ -78,7 +125,73 @@ class UserActions(RuleBasedStateMachine):
             prefix, _, suffix = name.partition("/")
             other_branch = f"{'quarantine' if prefix == 'exp' else 'exp'}/{suffix}"
             if other_branch not in refs(self.workspace):
-                git(self.workspace, "branch", "-m", name, other_branch)
+                unless_in_use(self.workspace, "branch", "-m", name, other_branch)
+
+    @rule(which=st.integers(0, 59))
+    def user_checks_out_a_branch(self, which: int) -> None:
+        name = self._branch(which)
+        if name is not None:
+            git(self.workspace, "checkout", "-q", "--ignore-other-worktrees", name)
+
+    @rule()
+    def user_checks_out_main(self) -> None:
+        git(self.workspace, "checkout", "-q", "main")
+
+    @rule()
+    def user_moves_the_repository(self) -> None:
+        place = self.other_place
+        self.workspace.rename(place)
+        self.workspace = place
+
+    @rule(deletes_original=st.booleans())
+    def user_copies_the_repository(self, deletes_original: bool) -> None:
+        original, copy = self.workspace, self.other_place
+        shutil.copytree(original, copy, symlinks=True)
+        self.workspace = copy
+        self._start_refused(self.run_id, ManualInterventionRequired.exit_code)
+        if not deletes_original:
+            self.workspace = original
+        shutil.rmtree(self.other_place)
+
+    @rule()
+    def user_copies_the_run_directory(self) -> None:
+        copy = RunLayout(self.workspace, "20200101-000000")
+        shutil.copytree(self.layout.root, copy.root)
+        self._start_refused(copy.run_id, ManualInterventionRequired.exit_code)
+        with pytest.raises(ManualInterventionRequired):
+            reconcile(copy, self.repo)
+        shutil.rmtree(copy.root)
+
+    @rule()
+    def user_replaces_runs_by_a_link_or_back(self) -> None:
+        runs = self.layout.root.parent
+        if runs.is_symlink():
+            runs.unlink()
+            self.disk.rename(runs)
+        else:
+            runs.rename(self.disk)
+            runs.symlink_to(self.disk)
+
+    @rule()
+    def user_deletes_ignored_files_and_restores_the_run(self) -> None:
+        backup = self.pristine.with_name("backup")
+        shutil.copytree(self.layout.root, backup)
+        git(self.workspace, "clean", "-q", "-ffdX")
+        if not self.layout.root.exists():
+            self._start_refused(self.run_id, UsageError.exit_code)
+        shutil.copytree(backup, self.layout.root, dirs_exist_ok=True)
+        shutil.rmtree(backup)
+
+    @rule(which=st.integers(0, 59), content=st.sampled_from([b"", b"\0" * 41, b"damaged\n"]), pin=st.booleans())
+    def power_cut_damages_a_ref(self, which: int, content: bytes, pin: bool) -> None:
+        rounds = [*fold(RunMemory(self.layout.root).history.rows()).rounds.values()]
+        pairs = [(f"refs/heads/{found.branch}", self.layout.pin(found.attempt_id)) for found in rounds]
+        pairs = [pair for pair in pairs if {*pair} <= {*all_refs(self.workspace)}]
+        if pairs:
+            self.before = Before.of(self.workspace)
+            path = self.workspace / ".git" / pairs[which % len(pairs)][pin]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
     @rule()
     def user_runs_git_maintenance(self) -> None:
@@ -114,7 +227,35 @@ class UserActions(RuleBasedStateMachine):
 
     @invariant()
     def no_round_is_lost_or_duplicated(self) -> None:
-        recover_and_check(self.workspace, Before.of(self.workspace), self.layout.run_id)
+        if not self.recovers:  # the next action finds what the process left
+            self.recovers = True
+            return
+        before, self.before = self.before or Before.of(self.workspace), None
+        pauses = plan_recovery(inspect_run(self.repo, self.layout))[:1]
+        if pauses and "is checked out, so it cannot be finished" in pauses[0].why:
+            self._start_refused(self.run_id, ManualInterventionRequired.exit_code)
+            assert head(self.workspace) == before.head
+            git(self.workspace, "checkout", "-q", "main")
+            before = Before.of(self.workspace)
+        rows = recover_and_check(self.workspace, before, self.run_id)
+        recorded = {row.branch for row in rows if row.status == "branch_manually_deleted"}
+        assert recorded <= self.deleted, "a branch that the user kept was recorded as deleted"
+
+
+def all_refs(workspace: Path) -> dict[str, str]:
+    lines = git(workspace, "for-each-ref", "--format=%(refname) %(objectname)").splitlines()
+    return dict(line.split(" ") for line in lines)  # type: ignore[misc]
+
+
+def unless_in_use(workspace: Path, *arguments: str) -> bool:
+    """Run git; return False if it refuses because the branch is checked out."""
+    try:
+        git(workspace, *arguments)
+    except subprocess.CalledProcessError as error:
+        if "checked out" in error.stderr or "used by worktree" in error.stderr:
+            return False
+        raise
+    return True
 
 
 def run_state_machine(examples: int, steps: int) -> None:

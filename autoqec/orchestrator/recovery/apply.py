@@ -129,7 +129,7 @@ def _delete_leftover(path: Path) -> None:
 def _ref_updates(actions: Sequence[RecoveryAction], repo: Repo, layout: RunLayout) -> Iterator[RefUpdate]:
     # When the file of a damaged ref is deleted, an older value in packed-refs becomes visible.
     swept = any(action.kind == "sweep" for action in actions)
-    packed = repo.refs(f"refs/heads/{layout.branch_prefix}") | repo.refs(layout.pin_prefix) if swept else {}
+    packed = repo.refs(f"refs/heads/{layout.branch_prefix}", layout.pin_prefix) if swept else {}
     for action in actions:
         ref = f"refs/heads/{action.branch}"
         if action.kind == "pin":

@@ -101,12 +101,13 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
 
 def _read_refs(repo: Repo, layout: RunLayout) -> tuple[dict[str, str], dict[str, str]]:
     """Return the commits of branches by name, and the pinned commits by attempt id."""
-    shas = {
-        ref.removeprefix("refs/heads/"): sha
-        for prefix in (layout.branch_prefix, quarantine_branch_of(layout.branch_prefix))
-        for ref, sha in repo.refs(f"refs/heads/{prefix}").items()
+    prefixes = (layout.branch_prefix, quarantine_branch_of(layout.branch_prefix))
+    refs = repo.refs(*(f"refs/heads/{prefix}" for prefix in prefixes), layout.pin_prefix)
+    pins = {
+        ref.removeprefix(layout.pin_prefix): sha for ref, sha in refs.items() if ref.startswith(layout.pin_prefix)
     }
-    return shas, {ref.removeprefix(layout.pin_prefix): sha for ref, sha in repo.refs(layout.pin_prefix).items()}
+    heads = "refs/heads/"
+    return {ref.removeprefix(heads): sha for ref, sha in refs.items() if ref.startswith(heads)}, pins
 
 
 def require_own_directory(layout: RunLayout, info: RunInfo) -> None:

@@ -85,9 +85,10 @@ class GitReader(ABC):
         status, out, _ = self._run(["rev-parse", "--verify", "-q", "--end-of-options", f"{rev}^{{commit}}"])
         return text(out).strip() if status == 0 else None
 
-    def refs(self, prefix: str) -> dict[str, str]:
-        """Return full ref name -> sha for every ref below `prefix` (a directory of refs, such as refs/heads/exp)."""
-        out = self._git("for-each-ref", "--format=%(objectname) %(refname)", "--", prefix.rstrip("/"))
+    def refs(self, *prefixes: str) -> dict[str, str]:
+        """Return full ref name -> sha for every ref below a prefix (a directory of refs, such as refs/heads/exp)."""
+        patterns = [prefix.rstrip("/") for prefix in prefixes]
+        out = self._git("for-each-ref", "--format=%(objectname) %(refname)", "--", *patterns)
         pairs = (line.split(" ", 1) for line in text(out).splitlines())
         return {ref: sha for sha, ref in pairs}
 
