@@ -35,6 +35,7 @@ _STORAGE_FAILURES = (
     "insufficient permission",
     "died of signal 25",  # SIGXFSZ: the limit on the size of a file
 )
+_BRANCH_IN_THE_WAY = re.compile(r"'refs/heads/([^']+)' exists; cannot create 'refs/heads/[^']+'")
 _LOCK_EXISTS = re.compile(r"Unable to create '(.+\.lock)': File exists")
 
 
@@ -267,6 +268,10 @@ def git_error(arguments: Sequence[str], err: str, common: Path | None = None) ->
     if lock := _LOCK_EXISTS.search(err):
         hint = f"wait for that git; if none is running: rm '{lock[1]}'"
         return GitError(f"git {arguments[0]}: another git holds a lock file", location=lock[1], hint=hint)
+    if branch := _BRANCH_IN_THE_WAY.search(err):
+        message = f"the branch `{branch[1]}` exists, so git cannot create branches below {branch[1]}/"
+        location = str(common) if common is not None else None
+        return GitError(message, location=location, hint=f"git branch -m {branch[1]} {branch[1]}-old")
     reason = next((words for words in _STORAGE_FAILURES if words in err), None)
     if reason is None and common is not None:
         reason = _write_failure(common)

@@ -644,6 +644,13 @@ def test_blocking_lock_is_named_with_a_hint(repo: Repo) -> None:
     )
 
 
+def test_branch_in_the_way_of_a_new_one_is_named_with_a_hint(repo: Repo) -> None:
+    git(repo.root, "branch", "quarantine")
+    with pytest.raises(GitError, match="the branch `quarantine` exists") as error:
+        repo.update_refs([RefUpdate("refs/heads/quarantine/r/01-x", repo.head_sha(), None)])
+    assert error.value.hint == "git branch -m quarantine quarantine-old"
+
+
 @pytest.mark.parametrize(
     ("err", "kind"),
     [
