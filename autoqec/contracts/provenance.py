@@ -66,6 +66,12 @@ class Pointer(Contract):
             raise ValueError("`fork_from_ordered` belongs to compositions only")
         return self
 
+    @model_validator(mode="after")
+    def _check_identity(self) -> Pointer:
+        if "reconcile_id" in (self.model_extra or {}):
+            raise ValueError("a pointer has `round_attempt_id` and no `reconcile_id`, which rows without pointer have")
+        return self
+
 
 class ManifestRepo(Contract):
     """Code that was measured."""

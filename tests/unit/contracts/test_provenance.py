@@ -44,6 +44,12 @@ def test_every_field_is_required(path: tuple[str, ...]) -> None:
         Pointer.read(broken, location="pointer")
 
 
+def test_pointer_with_a_reconcile_id_is_refused() -> None:
+    assert Pointer.read({**POINTER, "key_of_a_later_version": 1}).round_attempt_id == "a"
+    with pytest.raises(ContractError, match="reconcile_id"):
+        Pointer.read({**POINTER, "reconcile_id": "r"}, location="pointer")
+
+
 def test_fork_parent_has_one_form() -> None:
     parents = {"fork_from": ["b", "a"], "fork_from_canonical": "a|b", "fork_from_ordered": ["b", "a"]}
     Pointer.read({**POINTER, **parents})
