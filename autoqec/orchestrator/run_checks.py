@@ -173,7 +173,12 @@ class NetworkOptions:
 
 
 def find_network_options(env: EnvSpec) -> NetworkOptions:
-    """Build the decoding problem at every noise point, so that a circuit that cannot be decoded is found at start."""
+    """Build the decoding problem at every noise point.
+
+    Raises:
+        UsageError: A circuit cannot be decoded, or no network is within the env's limits.
+    """
+    from autoqec.decoders.feasibility import require_feasible_limits
     from autoqec.decoders.gating import has_gap
     from autoqec.qec import external_decoders
     from autoqec.qec.problem import Problem
@@ -181,6 +186,7 @@ def find_network_options(env: EnvSpec) -> NetworkOptions:
     external_decoders.require_installed(env)
     problems = [Problem.from_env(env, p) for p in env.points]
     inputs = "other_sector" if len(problems[0].graph.out_of_sector) else "all"
+    require_feasible_limits(env.constraints, problems[0], inputs)
     return NetworkOptions(inputs, gate_available=all(has_gap(problem) for problem in problems))
 
 

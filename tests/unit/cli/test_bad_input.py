@@ -39,6 +39,11 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a target that is not listed": ("target_p: 0.010", "target_p: 0.02", ("target_p",)),
     "an unknown key": ("backend: mwpm", "bakcend: mwpm", ("bakcend",)),
     "no such generator": ("rotated_memory_z", "rotated_memory_y", ("code", "task")),
+    "a limit below every network": (
+        "max_params: 200000",
+        "max_params: 1",
+        ("constraints.max_params", "the smallest network for this code has n_params = 34"),
+    ),
     "not YAML": ("code:\n", "code: [\n", ("edited.yaml",)),
 }
 
