@@ -1,6 +1,7 @@
 """Sinter decoders: `sinter collect --custom_decoders_module_function 'autoqec.sinter:decoders' ...`.
 
-Every VERIFIED round of the runs in the current directory is the decoder `autoqec:<run_id>:<round>`
+Every VERIFIED round of the runs in the current directory is the decoder `autoqec:<run_id>:<round>`, every verified
+model of the package `autoqec:<name>`
 (https://github.com/quantumlib/Stim/tree/main/glue/sample).
 """
 
@@ -18,6 +19,7 @@ import torch
 from autoqec.contracts.env import EnvSpec
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.errors import UsageError
+from autoqec.models import load_models, model_layout, model_path
 from autoqec.orchestrator.editable_modules import checked_out_modules
 from autoqec.orchestrator.verified_artifact import require_verified
 from autoqec.qec.sampling import pack
@@ -31,7 +33,8 @@ CHECKPOINTS_ENV_VAR = "AUTOQEC_CHECKPOINTS"
 def decoders() -> dict[str, sinter.Decoder]:
     """Return the available decoders by name.
 
-    These are `autoqec:<run_id>:<round>` for VERIFIED rounds in `runs/`; those of the environment variable
+    These are `autoqec:<run_id>:<round>` for VERIFIED rounds in `runs/`; `autoqec:<name>` for the verified models of the
+    package (`autoqec models`); those of the environment variable
     AUTOQEC_CHECKPOINTS, a comma-separated list of `name=ENV.yaml=CHECKPOINT.pt`; and `mwpm_correlated`, PyMatching's
     correlated matching.
 
@@ -39,6 +42,11 @@ def decoders() -> dict[str, sinter.Decoder]:
         UsageError: An entry of AUTOQEC_CHECKPOINTS is malformed.
     """
     by_name: dict[str, sinter.Decoder] = {"mwpm_correlated": CorrelatedMatchingDecoder()}
+    for name in load_models():
+        layout_of_model = model_layout(name)
+        by_name[f"autoqec:{name}"] = PredecoderDecoder(
+            str(layout_of_model.env), str(layout_of_model.checkpoint), model=name
+        )
     for run in sorted(runs_dir(Path.cwd()).glob("[0-9]*/run.json")):
         layout = RunLayout(Path.cwd(), run.parent.name)
         for row in History(layout).rows():
@@ -67,11 +75,13 @@ class PredecoderDecoder(sinter.Decoder):  # type: ignore[misc]
         env_path: The env's file.
         checkpoint_path: The checkpoint.
         round_ref: Repository, run and round of the checkpoint, if it belongs to a run.
+        model: Name of the packaged model, whose hash is compared when it is loaded.
     """
 
     env_path: str
     checkpoint_path: str
     round_ref: tuple[str, str, int] | None = None
+    model: str | None = None
 
     def compile_decoder_for_dem(self, *, dem: stim.DetectorErrorModel) -> sinter.CompiledDecoder:
         """Load the checkpoint for a detector error model.
@@ -81,6 +91,8 @@ class PredecoderDecoder(sinter.Decoder):  # type: ignore[misc]
                 checkpoint is not the one that was verified.
             ContractError: The model is not one of the checkpoint's circuit.
         """
+        if self.model is not None:
+            model_path(self.model)
         if self.round_ref is not None:
             root, run_id, number = self.round_ref
             with checked_out_modules(RunLayout(Path(root), run_id), number) as modules_dir:

@@ -22,6 +22,7 @@ from autoqec.contracts import (
     history,
     job,
     messages,
+    models,
     pareto,
     profiles,
     provenance,
@@ -51,6 +52,7 @@ MODULES = (
     archive,
     board,
     recorded,
+    models,
     runtime,
 )
 MODELS: dict[str, type[Contract]] = {
@@ -64,7 +66,7 @@ TOP_LEVEL = (
     "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "Pointer", "Manifest", "RunInfo", "Begun",
     "Planned", "Nominated", "AlphaSpent", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse",
     "CoderResponse", "AnalystResponse", "ArchiveManifest",
-    "BoardCircuit", "BoardDecoder", "BoardMeasurement", "RecordedLayout", "RecordedManifest",
+    "BoardCircuit", "BoardDecoder", "BoardMeasurement", "RecordedLayout", "RecordedManifest", "VerifiedModel",
 )  # fmt: skip
 # Forms that are sent to a model have short schemas; the field of the response that they become describes theirs.
 SHARED_FIELDS: dict[str, type[Contract]] = {

@@ -8,13 +8,16 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 
 from autoqec.board.circuits import check_schema
-from autoqec.contracts.board import BoardDecoder
+from autoqec.contracts.board import BoardCircuit, BoardDecoder
 from autoqec.errors import ContractError, UsageError
+from autoqec.installation import __version__
+from autoqec.models import load_models, model_env
 from autoqec.qec.decoder_trust import FUNCTION
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import BoardLayout
 
 BUILTIN_SOURCE = "autoqec.board.builtin:decoders"
+MODEL_SOURCE = "autoqec.sinter:decoders"
 REFERENCE = "mwpm_correlated"
 # name -> (distribution, settings)
 BUILTIN: dict[str, tuple[str, str]] = {
@@ -31,12 +34,15 @@ BUILTIN: dict[str, tuple[str, str]] = {
 
 
 def load_decoders(board: BoardLayout) -> dict[str, BoardDecoder]:
-    """Return the decoders of the package and those added to `board`, by name.
+    """Return the decoders and verified models of the package and the decoders added to `board`, by name.
 
     Raises:
         ContractError: A line is damaged, has an unknown schema, or takes the name of another decoder.
     """
     found = {name: BoardDecoder(name=name, source=BUILTIN_SOURCE, key=name) for name in BUILTIN}
+    for model in load_models():
+        name = f"autoqec:{model}"
+        found[name] = BoardDecoder(name=name, source=MODEL_SOURCE, key=name)
     for number, line in enumerate(jsonl.read(board.decoders), start=1):
         location = f"{board.decoders}:{number}"
         check_schema(line, location)
@@ -48,10 +54,21 @@ def load_decoders(board: BoardLayout) -> dict[str, BoardDecoder]:
     return found
 
 
+def fits(decoder: BoardDecoder, circuit: BoardCircuit) -> bool:
+    """Return whether a decoder applies to a circuit: a verified model to its own one, at any physical error rate."""
+    if decoder.source != MODEL_SOURCE:
+        return True
+    env = model_env(decoder.name.removeprefix("autoqec:"))
+    return env.code == circuit.code and env.noise.model == circuit.noise
+
+
 def version(decoder: BoardDecoder) -> str | None:
     """Return distribution, version and settings; None if no installed distribution provides the decoder's module."""
     if decoder.source == BUILTIN_SOURCE:
         distribution, settings = BUILTIN[decoder.name]
+    elif decoder.source == MODEL_SOURCE:
+        model = load_models()[decoder.name.removeprefix("autoqec:")]
+        return f"autoqec {__version__} (checkpoint {model.checkpoint_sha256[:12]})"
     else:
         provided = metadata.packages_distributions().get(decoder.source.partition(".")[0].partition(":")[0], [])
         if len(provided) != 1:

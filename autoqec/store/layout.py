@@ -332,3 +332,38 @@ class BoardLayout:
 
 
 PACKAGED_BOARD = BoardLayout(PACKAGE_DIR / "data" / "board")
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """Files of a verified model in the package."""
+
+    dir: Path
+
+    @property
+    def info(self) -> Path:
+        """`model.json`."""
+        return self.dir / "model.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """`checkpoint.pt`: tensors and plain values."""
+        return self.dir / "checkpoint.pt"
+
+    @property
+    def env(self) -> Path:
+        """`env.yaml`."""
+        return self.dir / "env.yaml"
+
+    @property
+    def report(self) -> Path:
+        """`verification_report.json`."""
+        return self.dir / "verification_report.json"
+
+    @property
+    def archive(self) -> Path:
+        """`run.tar`: the archive of the closed run, with its secret."""
+        return self.dir / "run.tar"
+
+
+PACKAGED_MODELS = PACKAGE_DIR / "data" / "models"

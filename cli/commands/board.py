@@ -87,7 +87,7 @@ def measure(
     be compared exactly. An interrupted measurement continues when the command is repeated.
     """
     from autoqec.board.circuits import load_circuits
-    from autoqec.board.decoders import load_decoders, missing_distribution
+    from autoqec.board.decoders import fits, load_decoders, missing_distribution
     from autoqec.board.measure import Plan, measure_cells
 
     if parallel > cpu_count():
@@ -101,7 +101,12 @@ def measure(
                 raise UsageError(f"decoder {name!r} is not installed", hint=f"pip install {needed}")
             out.note(f"decoder {name!r} is not installed, left out")
             del decoders[name]
-    pairs = [(one, other) for one in circuits.values() for other in decoders.values()]
+    pairs = [(one, other) for one in circuits.values() for other in decoders.values() if fits(other, one)]
+    if not pairs:
+        raise UsageError(
+            f"{decoder!r} does not apply to {circuit!r}",
+            hint="a verified model decodes its own circuit; autoqec models",
+        )
 
     def report(measurement: BoardMeasurement) -> None:
         failure = "" if measurement.status == "ok" else f", then {measurement.status}: {measurement.message}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,10 @@ FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 
 
 @click.command("decode")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--model", metavar="NAME", help="Verified model of the package, in place of CHECKPOINT; see autoqec models."
+)
 @click.option(
     "--in", "shots", type=click.Path(path_type=Path), required=True, help="Detection events in a format of stim."
 )
@@ -53,7 +57,8 @@ FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 @click.option("--unverified", is_flag=True, help="Also decode with a checkpoint that is not a verified artifact.")
 @options
 def command(
-    checkpoint: Path,
+    checkpoint: Path | None,
+    model: str | None,
     shots: Path,
     target: Path,
     in_format: str | None,
@@ -67,7 +72,7 @@ def command(
     unverified: bool,
     out: Output,
 ) -> None:
-    """Decode shots with CHECKPOINT: a round directory, or a checkpoint.pt.
+    """Decode shots with CHECKPOINT, a round directory or a checkpoint.pt, or with --model.
 
     Reads detection events and writes one predicted flip per observable, in formats of stim. Files of a round are
     compared with its verified artifact first. A --dem with the same error mechanisms changes their priors only; any
@@ -80,9 +85,17 @@ def command(
         raise UsageError("needs a model", location="--allow-other-dem", hint="add --dem FILE")
     if threads > cpu_count():
         raise UsageError(f"{threads} threads on {cpu_count()} cores", location="--threads", hint="use fewer threads")
-    from autoqec.launch.checkpoints import open_checkpoint
+    from autoqec.launch.checkpoints import open_checkpoint, open_model
 
-    with open_checkpoint(checkpoint, env_name, trust_code=trust_code, unverified=unverified) as loaded:
+    if (checkpoint is None) == (model is None) or (model is not None and env_name is not None):
+        message = "name a CHECKPOINT, with or without --env, or a --model"
+        raise UsageError(message, hint="autoqec models lists the models of the package")
+    opened = (
+        nullcontext(open_model(model))
+        if checkpoint is None and model is not None
+        else open_checkpoint(checkpoint or Path(), env_name, trust_code=trust_code, unverified=unverified)
+    )
+    with opened as loaded:
         if not loaded.verified:
             out.note("warning: this checkpoint is not a verified artifact")
         import torch
@@ -91,8 +104,8 @@ def command(
         from autoqec.qec import shotfiles
 
         torch.set_num_threads(threads)
-        model = None if dem is None else read_model(dem, loaded.env)
-        decoding = CheckpointDecoder.of(loaded.env, loaded.path, model, allow_other_dem=allow_other_dem)
+        dem_model = None if dem is None else read_model(dem, loaded.env)
+        decoding = CheckpointDecoder.of(loaded.env, loaded.path, dem_model, allow_other_dem=allow_other_dem)
         problem = decoding.problem
         if decoding.other_circuit:
             out.note("warning: the network was trained on another circuit; its gain there was not verified")

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import stim
 
 import autoqec
 from autoqec.system import machine
@@ -82,6 +83,32 @@ def test_command_works_in_an_empty_directory(installed: Path, tmp_path: Path) ->
     assert planned.returncode == 0, planned.stderr
     scored = run(installed, tmp_path, "bench-ideators", "--strategies", "random", "--seeds", "2", "--rounds", "2")
     assert scored.returncode == 0 and "surface_d3_depol" in scored.stdout, scored.stderr
+
+
+def test_models_of_the_wheel_decode_through_sinter(installed: Path, tmp_path: Path) -> None:
+    found = run(installed, tmp_path, "models", "path", "surface_d3_z")
+    assert found.returncode == 0 and Path(found.stdout.strip()).is_relative_to(installed), found.stderr
+    circuit = stim.Circuit.generated(
+        "surface_code:rotated_memory_z", distance=3, rounds=3, after_clifford_depolarization=0.005,
+        before_measure_flip_probability=0.005, after_reset_flip_probability=0.005,
+        before_round_data_depolarization=0.005,
+    )  # fmt: skip
+    circuit.to_file(tmp_path / "d3.stim")
+    command = ["collect", "--circuits", "d3.stim", "--decoders", "autoqec:surface_d3_z", "--processes", "1"]
+    command += ["--max_shots", "2000", "--custom_decoders_module_function", "autoqec.sinter:decoders"]
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    script = "import sys, sinter; sys.argv[0] = 'sinter'; from sinter._command._main import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", script, *command], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0 and "autoqec:surface_d3_z" in result.stdout, result.stderr
+
+
+def test_board_of_the_wheel_is_shown_and_measured(installed: Path, tmp_path: Path) -> None:
+    assert run(installed, tmp_path, "board", "show").returncode == 0
+    measured = run(installed, tmp_path, "board", "measure", "surface_d3_z_depol_p0.005", "mwpm", "--shots", "1000")
+    assert measured.returncode == 0 and "/1000" in measured.stdout, measured.stderr
+    assert (tmp_path / "board" / "results.jsonl").is_file()
 
 
 def test_wheel_has_the_code_hash_of_the_checkout(installed: Path, tmp_path: Path) -> None:

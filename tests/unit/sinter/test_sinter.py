@@ -16,6 +16,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
+from autoqec.models import load_models
 from autoqec.qec.backends import make_backend, make_soft_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample, unpack
@@ -85,7 +86,8 @@ def test_decoders_are_named_after_checkpoints(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOQEC_CHECKPOINTS", f"mine={env_path}={path}")
     found = decoders()
-    assert set(found) == {"mwpm_correlated", "mine"}
+    models = {f"autoqec:{name}" for name in load_models()}
+    assert set(found) == {"mwpm_correlated", "mine"} | models
     circuit = problem(3).circuit
     (stats,) = sinter.collect(
         num_workers=1, tasks=[sinter.Task(circuit=circuit)], decoders=["mine"], max_shots=500, custom_decoders=found

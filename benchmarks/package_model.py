@@ -1,0 +1,60 @@
+"""Adds a model to the package: `python -m benchmarks.package_model NAME ARCHIVE`, an archive of a closed run."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from autoqec.contracts.archive import RUN
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.models import VerifiedModel
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.orchestrator.archive_format import unpack
+from autoqec.store import atomic
+from autoqec.store.history import History
+from autoqec.store.layout import PACKAGED_MODELS, ModelLayout, RunLayout, runs_dir
+from autoqec.store.round_files import read_contract
+
+LICENCE = "Apache-2.0"
+
+
+def package(name: str, archive: Path) -> VerifiedModel:
+    """Copy the last VERIFIED round of an archive with its secret."""
+    with tempfile.TemporaryDirectory() as place:
+        members = Path(place, "members")
+        members.mkdir()
+        manifest = unpack(archive, members)
+        assert manifest.closed, "its verification cannot be repeated without the secret"
+        runs_dir(Path(place)).mkdir()
+        layout = RunLayout(Path(place), manifest.run_id)
+        (members / RUN).rename(layout.root)
+        info = History(layout).info()
+        row = [row for row in History(layout).rows() if row.verify_verdict == "VERIFIED"][-1]
+        files = layout.round(row.round)
+        report = read_contract(files.report_json, VerifyReport)
+        assert report is not None and report.verdict == "VERIFIED"
+        target = ModelLayout(PACKAGED_MODELS / name)
+        atomic.make_dir(target.dir)
+        copies = [(files.checkpoint, target.checkpoint), (layout.env, target.env), (files.report_json, target.report)]
+        for source, copy in [*copies, (archive, target.archive)]:
+            shutil.copyfile(source, copy)
+        model = VerifiedModel(
+            name=name,
+            env_name=info.env_name,
+            checkpoint_sha256=sha256_bytes(target.checkpoint.read_bytes()),
+            archive_sha256=sha256_bytes(target.archive.read_bytes()),
+            run_id=info.run_id,
+            round=row.round,
+            licence=LICENCE,
+            made_with=" ".join(["autoqec", *(info.command_line or ())[1:]]),
+            versions=dict(info.versions),
+            claim=report.claim,
+        )
+        atomic.write_json(target.info, model.dump())
+    return model
+
+
+if __name__ == "__main__":
+    print(package(sys.argv[1], Path(sys.argv[2])).claim)

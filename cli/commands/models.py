@@ -1,0 +1,54 @@
+"""`autoqec models`: verified models that come with the package."""
+
+from __future__ import annotations
+
+import click
+
+from autoqec.cli.common import Output, options
+
+
+@click.group("models", invoke_without_command=True)
+@options
+@click.pass_context
+def command(context: click.Context, /, out: Output) -> None:
+    """List the verified models in the package; `decode --model NAME` and sinter use them without a run."""
+    if context.invoked_subcommand is not None:
+        return
+    from autoqec.models import load_models, model_path
+
+    for name, model in load_models().items():
+        path = model_path(name)
+        out.say(f"{name}: {model.claim}")
+        out.say(f"  {path}, {path.stat().st_size:,} bytes, SHA-256 {model.checkpoint_sha256[:12]}…, {model.licence}")
+        out.say(f"  made with `{model.made_with}`; archive SHA-256 {model.archive_sha256[:12]}…")
+        out.emit({**model.dump(), "path": str(path)})
+
+
+@command.command("path")
+@click.argument("name")
+@options
+def path(name: str, out: Output) -> None:
+    """Print the checkpoint of model NAME, after comparing its hash."""
+    from autoqec.models import model_path
+
+    found = model_path(name)
+    out.say(str(found))
+    out.emit({"name": name, "path": str(found)})
+
+
+@command.command("verify")
+@click.argument("name")
+@options
+def verify(name: str, out: Output) -> None:
+    """Repeat the verification of model NAME from the secret in its archive, offline.
+
+    Exit status: 0 it agrees with the report, 1 it does not, 2 a file was changed.
+    """
+    from autoqec.contracts.events import ignore
+    from autoqec.models import verify_model
+
+    agrees, outcome = verify_model(name, ignore)
+    out.say(f"{name}: {outcome}")
+    out.emit({"name": name, "agrees": agrees, "found": outcome})
+    if not agrees:
+        raise click.exceptions.Exit(1)

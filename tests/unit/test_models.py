@@ -1,0 +1,146 @@
+"""Verified models of the package: hashes, use without a run, and repeated verification."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import stim
+
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import run_cli
+from autoqec.contracts.board import BoardDecoder
+from autoqec.decoders import checkpoint
+from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.errors import ContractError, UsageError
+from autoqec.models import load_models, model_env, model_path, model_report
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import sample
+from autoqec.sinter import decoders
+from autoqec.store.layout import PACKAGED_MODELS
+from tests.support.shown import check_error
+
+NAMES = sorted(load_models())
+NAME = "surface_d3_z"
+MAX_TOTAL_BYTES = 20_000_000
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A directory with a copy of one model."""
+    shutil.copytree(PACKAGED_MODELS / NAME, tmp_path / "models" / NAME)
+    return tmp_path / "models"
+
+
+def test_models_are_small_and_verified() -> None:
+    assert NAME in NAMES
+    assert sum(path.stat().st_size for path in PACKAGED_MODELS.rglob("*")) <= MAX_TOTAL_BYTES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_is_the_one_that_its_report_verified(name: str) -> None:
+    report, model = model_report(name), load_models()[name]
+    assert report.verdict == "VERIFIED" and report.claim == model.claim
+    assert (report.run_id, report.round, report.env_name) == (model.run_id, model.round, model.env_name)
+    assert set(checkpoint.read(model_path(name))) == checkpoint.CHECKPOINT_KEYS
+    assert model_env(name).name == model.env_name
+
+
+def test_changed_checkpoint_is_refused(copied: Path) -> None:
+    path = copied / NAME / "checkpoint.pt"
+    assert model_path(NAME, copied) == path
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ContractError, match="is not the file that was verified"):
+        model_path(NAME, copied)
+    path.unlink()
+    with pytest.raises(ContractError, match="is missing"):
+        model_path(NAME, copied)
+
+
+def test_damaged_description_is_refused(copied: Path) -> None:
+    (copied / NAME / "model.json").write_text("{")
+    with pytest.raises(ContractError, match="is not JSON"):
+        load_models(copied)
+    (copied / NAME / "model.json").write_text(json.dumps({"schema_version": 9}))
+    with pytest.raises(ContractError, match="schema_version"):
+        load_models(copied)
+
+
+def test_sinter_offers_models_by_name_and_checks_their_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.from_env(model_env(NAME))
+    shots = sample(problem, 500, 1)
+    decoder = decoders()[f"autoqec:{NAME}"]
+    compiled = decoder.compile_decoder_for_dem(dem=problem.dem)
+    packed = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
+    expected = CheckpointDecoder.of(model_env(NAME), model_path(NAME)).decode(shots.detection_events)
+    assert np.array_equal(packed[:, 0].astype(bool), expected[:, 0])
+
+    def refuse(name: str) -> Path:
+        raise ContractError("changed")
+
+    monkeypatch.setattr("autoqec.sinter.model_path", refuse)
+    with pytest.raises(ContractError, match="changed"):
+        decoder.compile_decoder_for_dem(dem=problem.dem)
+
+
+def test_decode_with_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = Problem.from_env(model_env(NAME))
+    shots = sample(problem, 300, 2)
+    stim.write_shot_data_file(
+        data=shots.detection_events, path=tmp_path / "shots.b8", format="b8", num_detectors=problem.n_detectors
+    )
+    files = ["--in", str(tmp_path / "shots.b8"), "--out", str(tmp_path / "out.01")]
+    assert run_cli(group, ["decode", "--model", NAME, *files, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verified"] is True
+    written = [line == "1" for line in (tmp_path / "out.01").read_text().split()]
+    expected = CheckpointDecoder.of(model_env(NAME), model_path(NAME)).decode(shots.detection_events)
+    assert written == expected[:, 0].tolist()
+
+
+@pytest.mark.parametrize("arguments", [[], ["c.pt", "--model", NAME], ["--model", NAME, "--env", "smoke"]])
+def test_decode_takes_either_a_checkpoint_or_a_model(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--in", str(tmp_path / "a.b8"), "--out", str(tmp_path / "b.b8")]
+    assert run_cli(group, ["decode", *arguments, *files]) == 2
+    check_error(capsys.readouterr().err, "--model", hint=True)
+
+
+def test_commands_list_locate_and_refuse(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(group, ["models", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["name"] for row in rows] == NAMES
+    assert run_cli(group, ["models", "path", NAME]) == 0
+    assert capsys.readouterr().out.strip() == str(model_path(NAME))
+    assert run_cli(group, ["models", "path", "no_such_model"]) == 2
+    check_error(capsys.readouterr().err, "no_such_model", hint=True)
+
+
+def test_model_on_another_circuit_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from autoqec.board.circuits import load_circuits
+    from autoqec.board.decoders import fits, load_decoders
+    from autoqec.store.layout import PACKAGED_BOARD
+
+    circuits = load_circuits(PACKAGED_BOARD)
+    decoder = load_decoders(PACKAGED_BOARD)[f"autoqec:{NAME}"]
+    assert isinstance(decoder, BoardDecoder) and fits(decoder, circuits["surface_d3_z_depol_p0.003"])
+    for name in ("surface_d5_z_depol_p0.003", "surface_d3_x_depol_p0.005", "surface_d3_z_r30_depol_p0.003"):
+        assert not fits(decoder, circuits[name])
+    argv = ["board", "measure", "surface_d5_z_depol_p0.003", f"autoqec:{NAME}", "--dir", str(tmp_path / "b")]
+    assert run_cli(group, argv) == 2
+    check_error(capsys.readouterr().err, "does not apply", hint=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_verification_of_a_model_is_repeated(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(group, ["models", "verify", name]) == 0
+    assert "VERIFIED again" in capsys.readouterr().out
+
+
+def test_unknown_model_is_an_error() -> None:
+    with pytest.raises(UsageError, match="unknown model 'x'"):
+        model_path("x")
