@@ -1,0 +1,87 @@
+"""Estimation of a detector error model's probabilities from detection events alone.
+
+With s = -log(1 - 2p), the sum of s over the mechanisms that flip detector i is -log(1 - 2 f_i), where f_i is its
+detection fraction, and the sum over those that flip both i and j is log(E_ij / (E_i E_j)) / 2, where E is the mean
+parity (-1)^events. For a model without hyperedges this is the p_ij analysis of Spitz et al. (Adv. Quantum Technol. 1,
+1800012, 2018) and Google Quantum AI (Nature 595, 383, 2021). Here all equations are solved together by weighted least
+squares, so that mechanisms that flip more than two detectors get probabilities of their own; a weak prior keeps those
+near the model that the events do not determine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+import stim
+from scipy.optimize import lsq_linear
+
+from autoqec.errors import UsageError
+from autoqec.qec.problem import Problem
+from autoqec.qec.recorded.statistics import MAX_PAIR_DETECTORS, SMALLEST_PARITY, EventCounts, mechanism_strength
+
+PRIOR_WIDTH = 1.0  # standard deviation of the prior, relative to the model's scaled strength
+SMALLEST = 0.02  # smallest estimate, relative to the model's scaled strength: an absent edge could not be matched
+LARGEST_P = 0.49
+
+
+def estimate_dem(problem: Problem, counts: EventCounts) -> stim.DetectorErrorModel:
+    """Return the problem's detector error model with probabilities estimated from detection events.
+
+    Args:
+        problem: The env with the model whose mechanisms are kept.
+        counts: Counts of training shots.
+
+    Raises:
+        UsageError: There are no shots, or more detectors than pairs are counted for.
+    """
+    if counts.shots == 0 or not counts.single.any():
+        raise UsageError("no detection events to estimate a model from", hint="use more shots")
+    if len(counts.pairs) < problem.n_detectors:
+        raise UsageError(
+            f"the model has {problem.n_detectors} detectors, at most {MAX_PAIR_DETECTORS} can be estimated",
+            hint="estimate the model of fewer rounds",
+        )
+    matrix, values, deviations = _equations(problem, counts)
+    nominal = mechanism_strength(problem.mechanism_probs)
+    singles = problem.n_detectors
+    nominal = nominal * values[:singles].sum() / max(float((matrix[:singles] @ nominal).sum()), 1e-12)
+    nominal = np.maximum(nominal, 1e-9)
+    # unknowns are relative to the scaled model, so that all have the same size
+    scaled = sp.diags(1 / deviations) @ matrix @ sp.diags(nominal)
+    system = sp.vstack([scaled, sp.identity(len(nominal)) / PRIOR_WIDTH]).tocsr()
+    target = np.concatenate([values / deviations, np.full(len(nominal), 1 / PRIOR_WIDTH)])
+    solution = lsq_linear(system, target, bounds=(SMALLEST, np.inf), tol=1e-8, lsmr_tol="auto").x
+    probs = np.minimum((1 - np.exp(-solution * nominal)) / 2, LARGEST_P)
+    return with_probabilities(problem.dem, np.where(problem.mechanism_probs > 0, probs, 0.0))
+
+
+def _equations(problem: Problem, counts: EventCounts) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
+    """Return the matrix [equations, mechanisms], the measured sums, and their standard deviations.
+
+    The first equations are those of single detectors, then follow the pairs that some mechanism flips.
+    """
+    checks = problem.H.astype(float).tocsr()
+    shots = counts.shots
+    fractions = counts.fractions
+    parity = np.maximum(np.abs(1 - 2 * fractions), SMALLEST_PARITY)
+    single = -np.log(parity)
+    single_deviation = np.sqrt(np.maximum(1 - parity**2, 1 / shots) / shots) / parity
+    together = sp.triu(checks @ checks.T, 1).tocoo()
+    i, j = together.row, together.col
+    both = counts.pairs[i, j] / shots
+    pair_parity = np.maximum(1 - 2 * (fractions[i] + fractions[j] - 2 * both), SMALLEST_PARITY)
+    pair = np.log(pair_parity / (parity[i] * parity[j])) / 2
+    pair_deviation = 2 * np.sqrt((both + 1 / shots) / shots) / pair_parity
+    matrix = sp.vstack([checks, checks[i].multiply(checks[j])]).tocsr()
+    return matrix, np.concatenate([single, pair]), np.concatenate([single_deviation, pair_deviation])
+
+
+def with_probabilities(dem: stim.DetectorErrorModel, probs: np.ndarray) -> stim.DetectorErrorModel:
+    """Return a flattened model with other probabilities, float64 [n_mechanisms] in its order."""
+    result = stim.DetectorErrorModel()
+    remaining = iter(probs)
+    for instruction in dem.flattened():
+        if instruction.type == "error":
+            instruction = stim.DemInstruction("error", [float(next(remaining))], instruction.targets_copy())
+        result.append(instruction)
+    return result
