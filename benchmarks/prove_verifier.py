@@ -21,12 +21,13 @@ from scipy import stats as distributions
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, StoppedBy, Verdict
-from autoqec.qec.stats import clopper_pearson, paired_effect
+from autoqec.qec.stats import paired_effect
 from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.decision import decide
 from autoqec.verification.sequential import Monitor, e_lond_level
 from autoqec.verification.shot_stream import CHUNK
-from benchmarks.table import HERE, Row, load, record
+from benchmarks.drift import drifting_streams
+from benchmarks.table import HERE, Row, format_share, load, record
 
 ROOT = HERE.parent
 LER = 1e-2
@@ -295,11 +296,6 @@ def hostile() -> list[Row]:
     return [Row("hostile cases that succeeded", str(counter.count("failed")), "aim: 0", runs)]
 
 
-def format_share(hits: int, n: int) -> str:
-    low, high = clopper_pearson(hits, n)
-    return f"{100 * hits / n:.2f}% [{100 * low:.2f}, {100 * high:.2f}]"
-
-
 def in_standard_errors(values: list[float]) -> str:
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
     return f"{100 * mean:+.2f} points, {mean / error:+.1f} standard errors"
@@ -331,6 +327,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, np.random.Generator], list[Row]]]
     "best of many": lambda options, rng: best_of_many(200, rng),
     "nulls, dev": lambda options, rng: false_discoveries(options.streams, "dev", rng),
     "nulls, prod": lambda options, rng: false_discoveries(options.prod_streams, "prod", rng),
+    "recorded shots with drift": lambda options, rng: drifting_streams(options.streams, rng),
     "cheats": lambda options, rng: cheats(),
     "hostile code": lambda options, rng: hostile(),
 }

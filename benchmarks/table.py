@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autoqec.qec.stats import clopper_pearson
 from autoqec.store import atomic
 from autoqec.system import machine
 
@@ -72,6 +73,12 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
 
 def _cell(value: Any) -> str:
     return str(value).replace("|", "/").replace("\n", " ")
+
+
+def format_share(hits: int, n: int) -> str:
+    """Return a share in per cent with its 95% interval."""
+    low, high = clopper_pearson(hits, n)
+    return f"{100 * hits / n:.2f}% [{100 * low:.2f}, {100 * high:.2f}]"
 
 
 def machine_name() -> str:
