@@ -4,25 +4,50 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autoqec.cli.common import Output, options
 from autoqec.cli.recorded_shots import diagnose, open_recorded
+from autoqec.errors import UsageError
+from autoqec.reporting.text import pluralize
 
 if TYPE_CHECKING:
     from autoqec.qec.problem import Problem
+    from autoqec.qec.recorded.block_test import BlockEffect
     from autoqec.qec.recorded.shots import RecordedShots
+
+BLOCKS = 40  # by default
 
 
 @click.command("check-data")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also compare the files with NAME.recorded.json.")
-@click.option("--no-decode", is_flag=True, help="Diagnose only; do not decode all shots.")
+@click.option("--no-decode", is_flag=True, help="Diagnose only; do not estimate and decode.")
+@click.option(
+    "--train-shots", type=click.IntRange(1), help="First shots, from which a model is estimated; default: half of all."
+)
+@click.option(
+    "--block-shots",
+    type=click.IntRange(1),
+    help=f"Successive shots that are one unit of the comparison; default: a {BLOCKS}th of the decoded shots.",
+)
+@click.option("--dem-out", type=click.Path(path_type=Path), help="File for the estimated detector error model.")
 @options
-def command(directory: Path, manifest: Path | None, no_decode: bool, out: Output) -> None:
-    """Diagnose recorded shots that do not fit their circuit, and decode them with matching.
+def command(
+    directory: Path,
+    manifest: Path | None,
+    no_decode: bool,
+    train_shots: int | None,
+    block_shots: int | None,
+    dem_out: Path | None,
+    out: Output,
+) -> None:
+    """Diagnose recorded shots that do not fit their circuit, and compare decoders on them.
+
+    The error probabilities of the model are estimated from the detection events of the first shots; the other shots are
+    decoded with the model as given and as estimated.
 
     DIRECTORY has a file recorded.yaml, or the layout of Google's public data sets. The exit status is 1 if a diagnosis
     shows that figures computed from the shots would be meaningless.
@@ -34,34 +59,74 @@ def command(directory: Path, manifest: Path | None, no_decode: bool, out: Output
         check_manifest(recorded, manifest)
     checks = diagnose(recorded, problem, out)
     failed = [diagnosis.name for check in checks for diagnosis in check.diagnoses if diagnosis.error]
-    errors = {} if failed or no_decode else decode(recorded, problem, baselines, out)
+    shots = [0 if check.counts is None else check.counts.shots for check in checks]
+    compared: dict[str, Any] = {}
+    if not failed and not no_decode:
+        trained = sum(shots) // 2 if train_shots is None else train_shots
+        if trained >= sum(shots):
+            message = f"leaves none of {sum(shots)} shots to decode"
+            raise UsageError(message, location="--train-shots", hint="give a smaller number")
+        size = block_shots or max((sum(shots) - trained) // BLOCKS, 1)
+        compared = _compare(recorded, problem, baselines, trained, size, dem_out, out)
     out.emit(
         {
             "directory": str(directory),
-            "shots": [0 if check.counts is None else check.counts.shots for check in checks],
+            "shots": shots,
             "diagnoses": [[asdict(diagnosis) for diagnosis in check.diagnoses] for check in checks],
-            "errors": errors,
+            **compared,
         }
     )
     if failed:
         click.get_current_context().exit(1)
 
 
-def decode(recorded: RecordedShots, problem: Problem, baselines: tuple[str, ...], out: Output) -> dict[str, list[int]]:
-    """Decode all shots with the baselines; print and return the errors of each decoder in each block."""
+def _compare(
+    recorded: RecordedShots,
+    problem: Problem,
+    baselines: tuple[str, ...],
+    trained: int,
+    size: int,
+    dem_out: Path | None,
+    out: Output,
+) -> dict[str, Any]:
+    """Estimate a model, decode the other shots, print the gains; return the figures for --json."""
     from autoqec.qec.backends import make_backend
-    from autoqec.qec.recorded.decoding import wrong_shots
+    from autoqec.qec.recorded.decoding import compare, first_events, time_slices, wrong_shots
+    from autoqec.qec.recorded.estimation import estimate_dem
+    from autoqec.qec.recorded.statistics import MAX_PAIR_DETECTORS, count_events
+    from autoqec.store import atomic
 
-    decoders = {name: make_backend(name, problem) for name in dict.fromkeys((problem.env.plain, *baselines))}
-    errors: dict[str, list[int]] = {}
-    shots: dict[str, int] = {}
-    for index, block in enumerate(recorded.layout.blocks):
-        for part in wrong_shots(recorded, block, decoders):
-            for name, wrong in part.items():
-                counts = errors.setdefault(name, [0] * len(recorded.layout.blocks))
-                counts[index] += int(wrong.sum())
-                shots[name] = shots.get(name, 0) + len(wrong)
-        out.note(f"decoded block {index + 1} of {len(recorded.layout.blocks)}")
-    for name, counts in errors.items():
-        out.say(f"{name}: {sum(counts)} errors in {shots[name]} shots, LER {sum(counts) / max(shots[name], 1):.3e}")
-    return errors
+    names = dict.fromkeys((problem.env.plain, *baselines))
+    decoders = {name: make_backend(name, problem) for name in names}
+    if dem_out is not None or problem.n_detectors <= MAX_PAIR_DETECTORS:
+        estimated = estimate_dem(problem, count_events(first_events(recorded, trained), problem.n_detectors))
+        decoders |= {f"{name}_estimated": make_backend(name, problem.with_dem(estimated)) for name in names}
+        out.note(f"estimated {pluralize(problem.n_mechanisms, 'error mechanism')} from {pluralize(trained, 'shot')}")
+        if dem_out is not None:
+            atomic.write_text(dem_out, f"{estimated}\n")
+            out.say(f"{dem_out}: estimated detector error model")
+    reference = problem.env.plain
+    errors, effects = compare(time_slices(wrong_shots(recorded, decoders, trained), size), reference)
+    if not errors:
+        message = f"is more than the number of decoded shots, those after the first {trained}"
+        raise UsageError(message, location="--block-shots", hint="give a smaller number")
+    shots = next(iter(effects.values())).shots
+    out.say(f"decoded {pluralize(shots, 'shot')} in blocks of {size}; gains over {reference}, 95% under drift:")
+    for name, count in sorted(errors.items(), key=lambda item: item[1]):
+        effect = effects.get(name)
+        gain = "" if effect is None or effect.relative is None else f", gain {_gain_text(effect)}"
+        out.say(f"  {name:26} {count} errors, LER {count / shots:.3e}{gain}")
+    return {
+        "train_shots": trained,
+        "block_shots": size,
+        "decoded_shots": shots,
+        "errors": errors,
+        "gains": {name: asdict(effect) for name, effect in effects.items()},
+    }
+
+
+def _gain_text(effect: BlockEffect) -> str:
+    text = f"{effect.relative:+.1%} ({effect.low:+.1%} to {effect.high:+.1%})"
+    if effect.blocks_too_short:
+        text += f"; successive blocks are correlated ({effect.autocorrelation:.2f}): use more --block-shots"
+    return text

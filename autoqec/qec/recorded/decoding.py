@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -10,19 +9,21 @@ import numpy as np
 from autoqec.contracts.recorded import RecordedBlock
 from autoqec.errors import UsageError
 from autoqec.qec.backends import Backend
+from autoqec.qec.recorded.block_test import BlockCounts, BlockEffect
 from autoqec.qec.recorded.shots import RecordedShots
+from autoqec.qec.sampling import Shots
 from autoqec.qec.stats import error_mask
 
 
 def wrong_shots(
-    recorded: RecordedShots, block: RecordedBlock, decoders: Mapping[str, Backend]
+    recorded: RecordedShots, decoders: Mapping[str, Backend], skip: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Decode the shots of one block chunk by chunk.
+    """Decode the shots of all blocks in their order, chunk by chunk.
 
     Args:
         recorded: The shots.
-        block: One of its blocks.
-        decoders: Decoders by name. Predictions of others that the block names are scored too.
+        decoders: Decoders by name. Predictions of other decoders that every block names are scored too.
+        skip: Shots at the start that are not decoded.
 
     Yields:
         For each decoder bool [n], the shots that it predicts wrongly.
@@ -30,21 +31,62 @@ def wrong_shots(
     Raises:
         UsageError: A file is not readable, or predictions have another number of shots.
     """
-    others = {name: recorded.predictions(block, name) for name in block.predictions if name not in decoders}
+    blocks = recorded.layout.blocks
+    others = [name for name in blocks[0].predictions if all(name in block.predictions for block in blocks)]
+    for block in blocks:
+        for shots, predicted in _with_predictions(recorded, block, [name for name in others if name not in decoders]):
+            start, skip = min(skip, len(shots)), max(skip - len(shots), 0)
+            if start == len(shots):
+                continue
+            events, flips = shots.detection_events[start:], shots.observables[start:]
+            wrong = {name: error_mask(decoder.decode(events), flips) for name, decoder in decoders.items()}
+            yield wrong | {name: error_mask(part[start:], flips) for name, part in predicted.items()}
+
+
+def _with_predictions(
+    recorded: RecordedShots, block: RecordedBlock, names: list[str]
+) -> Iterator[tuple[Shots, dict[str, np.ndarray]]]:
+    """Read shots of a block with predictions of other decoders; UsageError if their numbers of shots differ."""
+    others = {name: recorded.predictions(block, name) for name in names}
     for shots in recorded.chunks(block):
-        wrong = {
-            name: error_mask(decoder.decode(shots.detection_events), shots.observables)
-            for name, decoder in decoders.items()
-        }
-        for name, parts in others.items():
-            predicted = next(parts, None)
-            if predicted is None or len(predicted) != len(shots):
+        predicted = {name: next(parts, None) for name, parts in others.items()}
+        for name, part in predicted.items():
+            if part is None or len(part) != len(shots):
                 raise _other_number(block.predictions[name])
-            wrong[name] = error_mask(predicted, shots.observables)
-        yield wrong
+        yield shots, {name: part for name, part in predicted.items() if part is not None}
     for name, parts in others.items():
         if next(parts, None) is not None:
             raise _other_number(block.predictions[name])
+
+
+def first_events(recorded: RecordedShots, shots: int) -> Iterator[np.ndarray]:
+    """Read the detection events of the first shots, bit-packed, chunk by chunk."""
+    for block in recorded.layout.blocks:
+        for part in recorded.chunks(block):
+            if shots <= 0:
+                return
+            yield part.detection_events[:shots]
+            shots -= len(part)
+
+
+def compare(slices: Iterator[dict[str, np.ndarray]], reference: str) -> tuple[dict[str, int], dict[str, BlockEffect]]:
+    """Compare all decoders with a reference, block by block.
+
+    Args:
+        slices: For each block and decoder bool [n], the shots that it predicts wrongly.
+        reference: Name of the reference.
+
+    Returns:
+        Errors of each decoder, and the gain of each other decoder over the reference.
+    """
+    errors: dict[str, int] = {}
+    counts: dict[str, BlockCounts] = {}
+    for wrong in slices:
+        for name, mask in wrong.items():
+            errors[name] = errors.get(name, 0) + int(mask.sum())
+            if name != reference:
+                counts.setdefault(name, BlockCounts()).add(wrong[reference], mask)
+    return errors, {name: found.effect() for name, found in counts.items()}
 
 
 def time_slices(parts: Iterator[dict[str, np.ndarray]], size: int) -> Iterator[dict[str, np.ndarray]]:
@@ -62,15 +104,6 @@ def time_slices(parts: Iterator[dict[str, np.ndarray]], size: int) -> Iterator[d
         for start in range(0, full, size):
             yield {name: wrong[start : start + size] for name, wrong in joined.items()}
         held, count = {name: [wrong[full:]] for name, wrong in joined.items()}, count - full
-
-
-def recorded_slices(
-    recorded: RecordedShots, decoders: Mapping[str, Backend], size: int
-) -> Iterator[dict[str, np.ndarray]]:
-    """Decode all blocks in slices of time, in their order; a slice lies within one block."""
-    return itertools.chain.from_iterable(
-        time_slices(wrong_shots(recorded, block, decoders), size) for block in recorded.layout.blocks
-    )
 
 
 def _other_number(name: str) -> UsageError:

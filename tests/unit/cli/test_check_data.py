@@ -7,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stim
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.recorded import RecordedManifest
 from autoqec.qec.backends import make_backend
+from autoqec.qec.recorded.estimation import with_probabilities
 from autoqec.qec.sampling import sample
 from autoqec.store.files import load_env
 from tests.support.envs import problem
-from tests.support.recorded import google_directory, plain_directory
+from tests.support.recorded import google_directory, plain_directory, write_shots
 from tests.support.shown import check_error
 
 
@@ -31,12 +33,15 @@ def test_check_data_decodes_shots_that_fit(here: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     figures = json.loads(shown.out)
     assert figures["shots"] == [2000, 2000] and figures["diagnoses"] == [[], []]
-    expected = []
-    for seed in (100, 101):
-        shots = sample(problem(3), 2000, seed)
-        wrong = make_backend("mwpm", problem(3)).decode(shots.detection_events) != shots.observables
-        expected.append(int(wrong.any(1).sum()))
-    assert figures["errors"]["mwpm"] == expected and set(figures["errors"]) == {"mwpm", "mwpm_correlated"}
+    shots = sample(problem(3), 2000, 101)  # the second block: the first half trains the estimate
+    wrong = make_backend("mwpm", problem(3)).decode(shots.detection_events) != shots.observables
+    assert (
+        figures["errors"]["mwpm"] == wrong.any(1).sum() and figures["decoded_shots"] == figures["train_shots"] == 2000
+    )
+    assert set(figures["errors"]) == {"mwpm", "mwpm_correlated", "mwpm_estimated", "mwpm_correlated_estimated"}
+    assert set(figures["gains"]) == set(figures["errors"]) - {"mwpm"} and figures["block_shots"] == 50
+    effect = figures["gains"]["mwpm_estimated"]
+    assert effect["low"] <= effect["relative"] <= effect["high"] and effect["blocks"] == 40
     assert "block 0 (events0.b8), simulated, basis z: 2000 shots, fits the model" in shown.err
 
 
@@ -44,7 +49,36 @@ def test_predictions_of_others_are_scored(here: Path, capsys: pytest.CaptureFixt
     google_directory(here / "data")
     assert run_cli(group, ["check-data", "data", "--json"]) == 0
     errors = json.loads(capsys.readouterr().out)["errors"]
-    assert errors["constant"][0] > errors["mwpm"][0] > 0
+    assert errors["constant"] > errors["mwpm"] > 0
+
+
+def test_estimated_model_decodes_a_device_better_than_the_model_given(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = problem(3)
+    uneven = model.mechanism_probs * np.exp(np.random.default_rng(2).normal(0, 1.2, model.n_mechanisms))
+    device = model.with_dem(with_probabilities(model.dem, np.minimum(uneven, 0.3)))
+    shots = device.dem.compile_sampler(seed=3).sample(40_000)
+    directory = plain_directory(here / "data", 64, 1)
+    write_shots(directory / "events0.b8", shots[0])
+    write_shots(directory / "flips0.01", shots[1], "observables")
+    assert run_cli(group, ["check-data", "data", "--dem-out", "device.dem", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    gain = figures["gains"]["mwpm_correlated_estimated"]
+    assert gain["low"] > 0 and gain["e_value"] > 20
+    assert figures["errors"]["mwpm_estimated"] < figures["errors"]["mwpm"]
+    found = model.with_dem(stim.DetectorErrorModel.from_file("device.dem"))
+    assert found.n_mechanisms == model.n_mechanisms
+
+
+@pytest.mark.parametrize(("option", "value"), [("--train-shots", "640"), ("--block-shots", "400")])
+def test_options_that_leave_nothing_to_decode(
+    here: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    plain_directory(here / "data", 640, 1)
+    capsys.readouterr()
+    assert run_cli(group, ["check-data", "data", "-q", option, value]) == 2
+    check_error(capsys.readouterr().err, option, hint=True)
 
 
 def test_mismatch_is_named_and_not_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +89,7 @@ def test_mismatch_is_named_and_not_scored(here: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr()
     figures = json.loads(shown.out)
     assert [diagnosis["name"] for diagnosis in figures["diagnoses"][0]] == ["inverted_observables"]
-    assert figures["errors"] == {} and "likely cause" in shown.err
+    assert "errors" not in figures and "likely cause" in shown.err
     assert run_cli(group, ["add-env", "mine", "--recorded", "data"]) == 2
     check_error(capsys.readouterr().err.splitlines()[-2] + "\nhint: x", "inverted_observables")
     assert not (here / "mine.yaml").exists()
