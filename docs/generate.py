@@ -1,4 +1,4 @@
-"""Generates the JSON Schemas, the field tables of the contract pages, and the files for assistants.
+"""Generates the JSON Schemas, the field tables of the contract pages, the decoder board, and the files for assistants.
 
 `python -m docs.generate` writes them; a test compares the files with the models.
 """
@@ -10,6 +10,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from autoqec.board.circuits import load_circuits
+from autoqec.board.page import page as page_of_board
+from autoqec.board.results import board_measurements, table_of_cells
 from autoqec.cli import assistant_files
 from autoqec.cli.assistant_files import CHECKOUT_COMMAND
 from autoqec.continual.runtime import config as runtime
@@ -32,10 +35,12 @@ from autoqec.contracts import (
     verdict,
 )
 from autoqec.contracts.base import Contract
+from autoqec.store.layout import PACKAGED_BOARD
 from docs import structure
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
+BOARD = Path(__file__).parent / "board.html"
 MODULES = (
     env,
     dsl,
@@ -146,6 +151,12 @@ def _bounds(spec: dict[str, Any]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
+def board_page() -> str:
+    """The page of the packaged decoder board."""
+    circuits = load_circuits(PACKAGED_BOARD)
+    return page_of_board(circuits, table_of_cells(circuits, board_measurements(PACKAGED_BOARD)))
+
+
 def pages() -> list[Path]:
     return sorted(path for path in CONTRACTS.glob("*.md") if MARKER.search(path.read_text(encoding="utf-8")))
 
@@ -156,6 +167,7 @@ def main() -> None:
         (SCHEMAS / name).write_text(text, encoding="utf-8")
     for path in pages():
         path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+    BOARD.write_text(board_page(), encoding="utf-8")
     assistant_files.write(CONTRACTS.parents[1], assistant_files.render(CHECKOUT_COMMAND, checkout=True))
     structure.main()
 

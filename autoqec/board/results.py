@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from autoqec.board.circuits import check_schema
 from autoqec.board.decoders import REFERENCE
-from autoqec.contracts.board import BoardMeasurement
+from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
 from autoqec.errors import ContractError
 from autoqec.qec.stats import paired_effect, per_round, rate
@@ -116,6 +116,13 @@ def cells(measurements: Iterable[BoardMeasurement]) -> list[Cell]:
     for measurement in measurements:
         groups[measurement.circuit_sha256, measurement.decoder].append(measurement)
     return [_cell(group) for group in groups.values()]
+
+
+def table_of_cells(circuits: Mapping[str, BoardCircuit], measurements: Iterable[BoardMeasurement]) -> list[Cell]:
+    """Return the cells of these circuits, in the order of the circuits."""
+    order = {spec.sha256: index for index, spec in enumerate(circuits.values())}
+    found = [cell for cell in cells(measurements) if cell.circuit_sha256 in order]
+    return sorted(found, key=lambda cell: order[cell.circuit_sha256])
 
 
 def _cell(group: list[BoardMeasurement]) -> Cell:

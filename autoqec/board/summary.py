@@ -63,7 +63,7 @@ def advice(circuits: Mapping[str, BoardCircuit], table: Iterable[Cell]) -> list[
     """Return five sentences on what to use when, each a function of measured cells.
 
     A decoder counts as better than correlated matching on a circuit if the 95% interval of the paired difference lies
-    above 0. Only cells with at least `ENOUGH_FAILURES` failures are used for the most accurate decoder.
+    above 0. The most accurate decoder of a circuit counts only if its cell has at least `ENOUGH_FAILURES` failures.
     """
     usable = [cell for cell in table if cell.state == "measured" and cell.rate is not None]
     by_circuit: dict[str, list[Cell]] = {}
@@ -90,12 +90,10 @@ def _fastest(by_circuit: Mapping[str, list[Cell]]) -> str:
 
 
 def _most_accurate(by_circuit: Mapping[str, list[Cell]]) -> str:
-    winners = []
-    for group in by_circuit.values():
-        enough = [cell for cell in group if cell.rate and cell.rate.errors >= ENOUGH_FAILURES]
-        if len(enough) > 1:
-            winners.append(min(enough, key=lambda cell: cell.rate.rate if cell.rate else 1.0))
-    return f"Fewest failures per shot, among cells with {ENOUGH_FAILURES} or more: {_tally(winners)}."
+    """Name the best cell of each circuit; one with few failures decides nothing, nor does the second best then."""
+    best = [min(group, key=_failure_rate) for group in by_circuit.values() if len(group) > 1]
+    winners = [cell for cell in best if cell.rate and cell.rate.errors >= ENOUGH_FAILURES]
+    return f"Fewest failures per shot, where the best cell has {ENOUGH_FAILURES} failures or more: {_tally(winners)}."
 
 
 def _better_than_correlated(usable: Iterable[Cell]) -> str:
@@ -105,8 +103,12 @@ def _better_than_correlated(usable: Iterable[Cell]) -> str:
 
 def _without_graph(by_circuit: Mapping[str, list[Cell]]) -> str:
     groups = [group for group in by_circuit.values() if all(cell.effect is None for cell in group)]
-    winners = [min(group, key=lambda cell: cell.rate.rate if cell.rate else 1.0) for group in groups if len(group) > 1]
+    winners = [min(group, key=_failure_rate) for group in groups if len(group) > 1]
     return f"Circuits without a matching graph, fewest failures per shot: {_tally(winners)}."
+
+
+def _failure_rate(cell: Cell) -> float:
+    return cell.rate.rate if cell.rate else 1.0
 
 
 def _tally(winners: list[Cell]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -196,13 +196,10 @@ def _matching(known: Mapping[str, Value], pattern: str, what: str) -> dict[str, 
     return found
 
 
-def _table(board: BoardLayout, circuits: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of these circuits, in their order."""
-    from autoqec.board.results import board_measurements, cells
+def _table(board: BoardLayout, circuits: Mapping[str, BoardCircuit]) -> list[Cell]:
+    from autoqec.board.results import board_measurements, table_of_cells
 
-    order = {spec.sha256: index for index, spec in enumerate(circuits.values())}
-    found = [cell for cell in cells(board_measurements(board)) if cell.circuit_sha256 in order]
-    return sorted(found, key=lambda cell: order[cell.circuit_sha256])
+    return table_of_cells(circuits, board_measurements(board))
 
 
 def _show_measured(board: BoardLayout, circuits: Mapping[str, BoardCircuit], decoders: set[str], out: Output) -> None:

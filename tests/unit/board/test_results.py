@@ -172,5 +172,7 @@ def test_advice_has_five_lines_from_measured_cells_only(circuit: BoardCircuit) -
     )
     lines = advice({"c": circuit}, table)
     assert len(lines) == 5 and lines[2].endswith(": d (1 circuit).") and not any("e (" in line for line in lines)
+    few = cells([measurement(failures=(100, 90)), measurement(decoder="e", failures=(3, 4))])
+    assert advice({}, few)[1].endswith(": none measured."), "the best cell has 7 failures: nothing is decided"
     assert advice({}, [])[0] == "Shortest time: none measured."
     assert "circuits without any: c" in table_lines({"c": circuit}, table, 9)[-1]
