@@ -1,11 +1,12 @@
 /* Minimum-weight perfect matching of single shots: under per-shot weights, and under fixed weights for the
  * complementary gap.
  *
- * A shot has few detection events, and an edge between two of them matters only if it is shorter than matching both to
- * the boundary. So: distances to the boundary for every node (Dijkstra, Numer. Math. 1, 269, 1959), then from each
- * event as far as that bound allows; the events split into clusters; each cluster is matched by a depth-first search
- * that a dual bound prunes. Exact in double precision. A cluster whose search exceeds its budget of steps is left to
- * the caller. An edge of negative weight is selected first: its ends are toggled, and its weight becomes positive.
+ * A shot has few detection events, and a pair of them matters only if it is closer than both are to the boundary
+ * together. So each event is explored (Dijkstra, Numer. Math. 1, 269, 1959) only as far as its own distance to the
+ * boundary: a shorter path between two events is within reach of one or the other at every node. The events split into
+ * clusters; each cluster is matched by a depth-first search that a dual bound prunes. Exact in double precision. A
+ * cluster whose search exceeds its budget of steps is left to the caller. An edge of negative weight is selected first:
+ * its ends are toggled, and its weight becomes positive.
  *
  * Under fixed weights all distances are computed once. The gap then needs only the cluster of the extra detector that
  * stands for the observable (see logical_classes.py): other clusters have the same weight in both logical classes.
@@ -30,27 +31,33 @@
 #define CLUSTER 64  /* detection events of one cluster are bits of one word */
 #define BUDGET 50000 /* steps of one cluster's search */
 
+#define SUBSET_MEMBERS 7 /* above, the search is faster */
+#define MAX_NODES 65536 /* a node is the low bits of a heap entry */
+
 typedef struct {
     int32_t nodes, edges;
     const int32_t *ends;  /* [edges][2], -1 is the boundary */
     const int32_t *start; /* [nodes + 2]: links of node v are start[v] .. start[v + 1]; those of the boundary last */
     const int32_t *near;  /* node at the other end of a link, -1 is the boundary */
     const int32_t *via;   /* edge of a link */
-    double *weights;      /* [edges], none below 0 */
-    double *bound;        /* [nodes]: distance to the boundary */
-    int32_t *home;        /* [nodes]: first edge of the path to the boundary */
-    double *dist;         /* [nodes]: distance from the current source */
-    int32_t *came;        /* [nodes][nodes]: edge on the path back to the i-th detection event */
-    double *heap;
-    int32_t *heap_node;
-    int32_t *fired;  /* [nodes]: nodes with a detection event */
-    int32_t *parent; /* [nodes]: union-find of the clusters */
-    double *apart;   /* [nodes][nodes]: distance of two events, FAR if matching both to the boundary is shorter */
+    const double *weights; /* [edges], none below 0 */
+    uint64_t *heap;       /* [links + 1], see entry_of */
 } Graph;
+
+/* A detection event and the nodes around it. */
+typedef struct {
+    int32_t node, parent;      /* parent: union-find of the clusters */
+    double bound;              /* distance to the boundary, FAR if there is none */
+    int32_t exit_node, exit;   /* where the path to the boundary ends: its last node and edge */
+    int32_t first, last;       /* range of the nodes reached */
+    double *dist;              /* [nodes]: upper bounds, exact below `bound`; FAR for nodes not reached */
+    int32_t *came;             /* [nodes]: edge on the path back to the event */
+} Event;
 
 typedef struct {
     int size, steps;
     double best;                          /* weight above the dual bound; after pair_up, total weight */
+    double dual[CLUSTER];
     double cost[CLUSTER][CLUSTER];        /* distance of a pair; on the diagonal, distance to the boundary */
     double spare[CLUSTER][CLUSTER + 1];   /* cost of a choice above the dual bound, ascending */
     uint8_t choice[CLUSTER][CLUSTER + 1]; /* partner, or the node itself for the boundary */
@@ -58,66 +65,101 @@ typedef struct {
     uint8_t mate[CLUSTER], found[CLUSTER];
 } Pairing;
 
-static int push(Graph *g, int size, double key, int32_t node) {
+/* A heap entry orders by distance, rounded down by less than 2^-36 of itself, with the node in the low 16 bits. */
+static uint64_t entry_of(double distance, int32_t node) {
+    uint64_t bits;
+    memcpy(&bits, &distance, sizeof bits); /* not negative: the bits of doubles order like their values */
+    return (bits & ~(uint64_t)(MAX_NODES - 1)) | (uint64_t)node;
+}
+
+static int push(uint64_t *heap, int size, uint64_t entry) {
     int here = size;
     while (here > 0) {
         int up = (here - 1) / 2;
-        if (g->heap[up] <= key) break;
-        g->heap[here] = g->heap[up];
-        g->heap_node[here] = g->heap_node[up];
+        if (heap[up] <= entry) break;
+        heap[here] = heap[up];
         here = up;
     }
-    g->heap[here] = key;
-    g->heap_node[here] = node;
+    heap[here] = entry;
     return size + 1;
 }
 
-static int pop(Graph *g, int size) {
-    double key = g->heap[--size];
-    int32_t node = g->heap_node[size];
+static int pop(uint64_t *heap, int size) {
+    uint64_t entry = heap[--size];
     int here = 0;
     for (;;) {
         int down = 2 * here + 1;
         if (down >= size) break;
-        if (down + 1 < size && g->heap[down + 1] < g->heap[down]) down++;
-        if (g->heap[down] >= key) break;
-        g->heap[here] = g->heap[down];
-        g->heap_node[here] = g->heap_node[down];
+        if (down + 1 < size) down += heap[down + 1] < heap[down];
+        if (heap[down] >= entry) break;
+        heap[here] = heap[down];
         here = down;
     }
-    g->heap[here] = key;
-    g->heap_node[here] = node;
+    heap[here] = entry;
     return size;
 }
 
-/* Distances from `source` (g->nodes: the boundary), and the edges of the paths back. With `bound`, nodes at least as
- * far away as the sum of both distances to the boundary are not expanded. */
-static void explore(Graph *g, int32_t source, const double *bound, double *dist, int32_t *came) {
+/* Distances from e->node to all nodes closer than `reach` and to their neighbours. With `to_boundary`, `reach` ends at
+ * the boundary, whose distance is e->bound. A node is expanded again if rounding in the heap took it too early; 0 if
+ * that exceeds the heap, for which no weights of a device are known. */
+static int explore(const Graph *g, Event *e, double reach, int to_boundary) {
+    double *dist = e->dist;
     int size = 0;
+    int32_t pushes = g->start[g->nodes + 1];
     for (int32_t v = 0; v < g->nodes; v++) dist[v] = FAR;
-    int32_t u = source;
-    double d = 0;
-    if (source < g->nodes) dist[source] = 0;
+    dist[e->node] = 0;
+    e->bound = FAR;
+    e->first = e->last = e->node;
+    int32_t u = e->node;
     for (;;) {
-        if (bound == NULL || bound[source] == FAR || bound[u] == FAR || d < bound[source] + bound[u]) {
-            for (int32_t link = g->start[u]; link < g->start[u + 1]; link++) {
-                int32_t v = g->near[link];
-                if (v < 0) continue;
-                double there = d + g->weights[g->via[link]];
-                if (there < dist[v]) {
-                    dist[v] = there;
-                    came[v] = g->via[link];
-                    size = push(g, size, there, v);
+        double d = dist[u];
+        if (d >= reach) return 1;
+        for (int32_t link = g->start[u]; link < g->start[u + 1]; link++) {
+            int32_t v = g->near[link], edge = g->via[link];
+            double there = d + g->weights[edge];
+            if (v < 0) {
+                if (to_boundary && there < e->bound) {
+                    e->bound = there;
+                    e->exit_node = u;
+                    e->exit = edge;
+                    if (there < reach) reach = there;
                 }
+            } else if (there < dist[v]) {
+                dist[v] = there;
+                e->came[v] = edge;
+                if (v < e->first) e->first = v;
+                if (v > e->last) e->last = v;
+                if (there >= reach) continue;
+                if (pushes-- == 0) return 0;
+                size = push(g->heap, size, entry_of(there, v));
             }
         }
+        uint64_t top;
         do {
-            if (size == 0) return;
-            d = g->heap[0];
-            u = g->heap_node[0];
-            size = pop(g, size);
-        } while (d > dist[u]);
+            if (size == 0) return 1;
+            top = g->heap[0];
+            u = (int32_t)(top & (MAX_NODES - 1));
+            size = pop(g->heap, size);
+        } while (top != entry_of(dist[u], u)); /* a shorter path was found meanwhile */
     }
+}
+
+/* Distance of two events by way of the nodes that both reach; FAR if there are none. */
+static double distance(const Event *a, const Event *b) {
+    int32_t v = a->first > b->first ? a->first : b->first, last = a->last < b->last ? a->last : b->last;
+    double least[4] = {FAR, FAR, FAR, FAR};
+    for (; v + 3 <= last; v += 4)
+        for (int k = 0; k < 4; k++) {
+            double sum = a->dist[v + k] + b->dist[v + k];
+            least[k] = sum < least[k] ? sum : least[k];
+        }
+    for (; v <= last; v++) {
+        double sum = a->dist[v] + b->dist[v];
+        least[0] = sum < least[0] ? sum : least[0];
+    }
+    for (int k = 1; k < 4; k++)
+        if (least[k] < least[0]) least[0] = least[k];
+    return least[0];
 }
 
 static void search(Pairing *c, uint64_t left, double spent) {
@@ -138,10 +180,9 @@ static void search(Pairing *c, uint64_t left, double spent) {
     }
 }
 
-/* Minimum-weight matching of c->size members, to each other or to the boundary, under c->cost; 0 if the search takes
- * too long. */
-static int pair_up(Pairing *c) {
-    double dual[CLUSTER], lower = 0, (*cost)[CLUSTER] = c->cost;
+/* Find a dual bound of the c->size members under c->cost, and sort the choices of each by their cost above it. */
+static void prepare(Pairing *c) {
+    double *dual = c->dual, (*cost)[CLUSTER] = c->cost;
     int n = c->size;
     /* A feasible dual: dual_i + dual_j <= cost_ij, dual_i <= cost_ii. First half of the cheapest pair of each, ... */
     for (int i = 0; i < n; i++) {
@@ -156,7 +197,6 @@ static int pair_up(Pairing *c) {
             if (j != i && cost[i][j] - dual[i] - dual[j] < slack) slack = cost[i][j] - dual[i] - dual[j];
         if (slack > 0) dual[i] += slack;
     }
-    for (int i = 0; i < n; i++) lower += dual[i];
     for (int i = 0; i < n; i++) {
         c->choices[i] = 0;
         for (int j = i; j < n; j++) {
@@ -171,129 +211,202 @@ static int pair_up(Pairing *c) {
             c->choice[i][k] = (uint8_t)j;
         }
     }
+}
+
+/* Minimum-weight matching of the prepared members from `first` on, to each other or to the boundary; 0 if the search
+ * takes too long. */
+static int pair_up(Pairing *c, int first) {
     c->best = FAR;
     c->steps = 0;
-    search(c, n == 64 ? ~0ULL : (1ULL << n) - 1, 0);
+    search(c, c->size > first ? (~0ULL >> (CLUSTER - c->size + first)) << first : 0, 0);
     int solved = c->best < FAR && c->steps <= BUDGET;
-    c->best += lower;
+    for (int i = first; i < c->size; i++) c->best += c->dual[i];
     return solved;
 }
 
-/* Toggle the edges on the path from `node` to `goal` (-1: the boundary). */
-static void walk(const Graph *g, int32_t node, int32_t goal, const int32_t *came, uint8_t *taken) {
-    while (node != goal) {
-        int32_t edge = came[node], other = g->ends[2 * edge + 1];
+/* Toggle the edges on the path from `node` back to the event. */
+static void walk(const Graph *g, const Event *e, int32_t node, uint8_t *taken) {
+    while (node != e->node) {
+        int32_t edge = e->came[node];
         taken[edge] ^= 1;
-        node = other < 0 ? -1 : g->ends[2 * edge] + other - node;
+        node = g->ends[2 * edge] + g->ends[2 * edge + 1] - node;
     }
 }
 
-static int32_t root_of(const int32_t *parent, int32_t i) {
-    while (parent[i] != i) i = parent[i];
+/* Toggle the edges on the shortest path between two events, which `distance` found to be `apart`. */
+static void join(const Graph *g, const Event *a, const Event *b, double apart, uint8_t *taken) {
+    int32_t v = 0;
+    while (v + 1 < g->nodes && a->dist[v] + b->dist[v] > apart) v++;
+    walk(g, a, v, taken);
+    walk(g, b, v, taken);
+}
+
+static int32_t root_of(const Event *events, int32_t i) {
+    while (events[i].parent != i) i = events[i].parent;
     return i;
 }
 
-static int match(Graph *g, Pairing *c, int32_t n_fired, uint8_t *taken) {
-    explore(g, g->nodes, NULL, g->bound, g->home);
-    for (int32_t i = 0; i < n_fired; i++) g->parent[i] = i;
-    for (int32_t i = 0; i < n_fired; i++) {
-        int32_t from = g->fired[i];
-        if (i + 1 < n_fired) explore(g, from, g->bound, g->dist, g->came + (size_t)i * g->nodes);
-        for (int32_t j = i + 1; j < n_fired; j++) {
-            double apart = g->dist[g->fired[j]], one = g->bound[from], two = g->bound[g->fired[j]];
-            int useful = apart < FAR && (one == FAR || two == FAR || apart < one + two);
-            g->apart[(size_t)i * g->nodes + j] = useful ? apart : FAR;
-            if (useful) g->parent[root_of(g->parent, j)] = root_of(g->parent, i);
-        }
-    }
-    int32_t member[CLUSTER];
-    for (int32_t root = 0; root < n_fired; root++) {
-        if (g->parent[root] != root) continue;
-        c->size = 0;
-        for (int32_t i = 0; i < n_fired; i++) {
-            if (root_of(g->parent, i) != root) continue;
-            if (c->size == CLUSTER) return 0;
-            member[c->size++] = i;
-        }
-        for (int i = 0; i < c->size; i++) {
-            c->cost[i][i] = g->bound[g->fired[member[i]]];
-            for (int j = i + 1; j < c->size; j++)
-                c->cost[i][j] = c->cost[j][i] = g->apart[(size_t)member[i] * g->nodes + member[j]];
-        }
-        if (!pair_up(c)) return 0;
-        for (int i = 0; i < c->size; i++) {
-            int j = c->found[i];
-            int32_t from = member[i];
-            if (j == i)
-                walk(g, g->fired[from], -1, g->home, taken);
-            else if (j > i) {
-                walk(g, g->fired[member[j]], g->fired[from], g->came + (size_t)from * g->nodes, taken);
-                c->found[j] = (uint8_t)i; /* the pair is done */
-            }
+/* Match the members of one cluster, in c->cost their distances, and toggle the edges of their paths. */
+static int match_cluster(const Graph *g, const Event *events, const int32_t *member, Pairing *c, uint8_t *taken) {
+    prepare(c);
+    if (!pair_up(c, 0)) return 0;
+    for (int i = 0; i < c->size; i++) {
+        const Event *e = events + member[i];
+        int j = c->found[i];
+        if (j == i) {
+            taken[e->exit] ^= 1;
+            walk(g, e, e->exit_node, taken);
+        } else if (j > i) {
+            join(g, e, events + member[j], c->cost[i][j], taken);
+            c->found[j] = (uint8_t)i; /* the pair is done */
         }
     }
     return 1;
 }
 
+static int match(const Graph *g, Pairing *c, Event *events, int32_t n_fired, double *apart, uint8_t *taken) {
+    for (int32_t i = 0; i < n_fired; i++) {
+        events[i].parent = i;
+        if (!explore(g, events + i, FAR, 1)) return 0;
+        for (int32_t j = 0; j < i; j++) {
+            double pair = distance(events + i, events + j), bound = events[i].bound + events[j].bound;
+            int useful = pair < FAR && pair < bound; /* bound: infinite without a boundary */
+            apart[(size_t)i * g->nodes + j] = useful ? pair : FAR;
+            if (useful) events[root_of(events, j)].parent = root_of(events, i);
+        }
+    }
+    int32_t member[CLUSTER];
+    for (int32_t root = 0; root < n_fired; root++) {
+        if (events[root].parent != root) continue;
+        c->size = 0;
+        for (int32_t i = 0; i < n_fired; i++) {
+            if (root_of(events, i) != root) continue;
+            if (c->size == CLUSTER) return 0;
+            member[c->size++] = i;
+        }
+        for (int i = 0; i < c->size; i++) {
+            c->cost[i][i] = events[member[i]].bound;
+            for (int j = 0; j < i; j++) c->cost[i][j] = c->cost[j][i] = apart[(size_t)member[i] * g->nodes + member[j]];
+        }
+        if (!match_cluster(g, events, member, c, taken)) return 0;
+    }
+    return 1;
+}
+
+/* Whether the arrays describe a graph: every index in range, and every link at the ends of its edge. */
+static int is_graph(const Graph *g) {
+    int64_t links = 0;
+    if (g->nodes < 1 || g->nodes > MAX_NODES || g->edges < 0 || g->edges > INT32_MAX / 2 || g->start[0] != 0) return 0;
+    for (int32_t e = 0; e < g->edges; e++) {
+        int32_t u = g->ends[2 * e], v = g->ends[2 * e + 1];
+        if (u < 0 || u >= g->nodes || v < -1 || v >= g->nodes || u == v) return 0;
+    }
+    for (int32_t u = 0; u <= g->nodes; u++) {
+        if (g->start[u + 1] < g->start[u] || g->start[u + 1] > 2 * g->edges) return 0;
+        for (int32_t link = g->start[u]; link < g->start[u + 1]; link++, links++) {
+            int32_t v = g->near[link], e = g->via[link], here = u < g->nodes ? u : -1;
+            if (e < 0 || e >= g->edges) return 0;
+            int32_t a = g->ends[2 * e], b = g->ends[2 * e + 1];
+            if (!((a == here && b == v) || (a == v && b == here))) return 0;
+        }
+    }
+    return links == 2 * (int64_t)g->edges;
+}
+
+/* Memory of one batch. Events hold rows of `dist` and `came`; there are as many as nodes. */
+typedef struct {
+    double *weights, *dist, *apart;
+    int32_t *came;
+    uint64_t *heap;
+    Event *events;
+    Pairing *pairing;
+} Memory;
+
+static void release(Memory *m) {
+    free(m->weights), free(m->dist), free(m->apart), free(m->came), free(m->heap), free(m->events), free(m->pairing);
+}
+
+/* Reserve memory for `g` and events at `rows` nodes at once; 0 if there is none. */
+static int reserve(Memory *m, const Graph *g, size_t rows) {
+    size_t n = (size_t)g->nodes, links = (size_t)g->start[g->nodes + 1];
+    m->weights = malloc(sizeof(double) * ((size_t)g->edges + 1));
+    m->dist = malloc(sizeof(double) * n * rows);
+    m->apart = malloc(sizeof(double) * n * rows);
+    m->came = malloc(sizeof(int32_t) * n * rows);
+    m->heap = malloc(sizeof(uint64_t) * (links + 1));
+    m->events = malloc(sizeof(Event) * rows);
+    m->pairing = malloc(sizeof(Pairing));
+    if (!m->weights || !m->dist || !m->apart || !m->came || !m->heap || !m->events || !m->pairing) return 0;
+    for (size_t i = 0; i < rows; i++) {
+        m->events[i].dist = m->dist + i * n;
+        m->events[i].came = m->came + i * n;
+    }
+    return 1;
+}
+
+/* Match one shot. fires [nodes] is modified, taken [edges] is written; 0 if the caller must decode the shot. */
+static int match_shot(const Graph *g, Memory *m, const float *log_odds, uint8_t *fires, uint8_t *taken) {
+    for (int32_t e = 0; e < g->edges; e++) {
+        m->weights[e] = log_odds[e] > 0 ? log_odds[e] : -(double)log_odds[e];
+        taken[e] = log_odds[e] > 0;
+    }
+    for (int32_t e = 0; e < g->edges; e++) {
+        if (!taken[e]) continue;
+        fires[g->ends[2 * e]] ^= 1;
+        if (g->ends[2 * e + 1] >= 0) fires[g->ends[2 * e + 1]] ^= 1;
+    }
+    int32_t n_fired = 0;
+    for (int32_t v = 0; v < g->nodes; v++)
+        if (fires[v]) m->events[n_fired++].node = v;
+    return match(g, m->pairing, m->events, n_fired, m->apart, taken);
+}
+
 /* Decodes events [shots][nodes] (modified) under log_odds [shots / copies][edges]; weights are their negatives.
  * Writes the selected edges, taken [shots][edges], and done [shots], 0 for shots that the caller must decode.
- * Returns -1 if out of memory. */
+ * Returns -1 if out of memory, -2 if the arrays describe no graph. */
 int autoqec_match_1(int64_t shots, int64_t copies, int32_t nodes, int32_t edges, const int32_t *ends,
                     const int32_t *start, const int32_t *near, const int32_t *via, const float *log_odds,
                     uint8_t *events, uint8_t *taken, uint8_t *done) {
-    size_t n = (size_t)nodes, m = (size_t)edges, links = (size_t)start[nodes + 1] + 1;
     Graph g = {.nodes = nodes, .edges = edges, .ends = ends, .start = start, .near = near, .via = via};
-    double *reals = malloc(sizeof(double) * (m + 2 * n + links + n * n));
-    int32_t *ints = malloc(sizeof(int32_t) * (3 * n + links + n * n));
-    Pairing *pairing = malloc(sizeof(Pairing));
-    if (reals == NULL || ints == NULL || pairing == NULL) {
-        free(reals), free(ints), free(pairing);
-        return -1;
-    }
-    g.weights = reals, g.bound = reals + m, g.dist = g.bound + n, g.heap = g.dist + n, g.apart = g.heap + links;
-    g.home = ints, g.fired = ints + n, g.parent = g.fired + n, g.heap_node = g.parent + n, g.came = g.heap_node + links;
-    for (int64_t shot = 0; shot < shots; shot++) {
-        const float *row = log_odds + (shot / copies) * edges;
-        uint8_t *fires = events + shot * nodes, *takes = taken + shot * edges;
-        for (int32_t e = 0; e < edges; e++) {
-            takes[e] = row[e] > 0;
-            g.weights[e] = row[e] > 0 ? row[e] : -(double)row[e];
-            if (row[e] > 0) {
-                fires[ends[2 * e]] ^= 1;
-                if (ends[2 * e + 1] >= 0) fires[ends[2 * e + 1]] ^= 1;
-            }
-        }
-        int32_t n_fired = 0;
-        for (int32_t v = 0; v < nodes; v++)
-            if (fires[v]) g.fired[n_fired++] = v;
-        done[shot] = n_fired == 0 || match(&g, pairing, n_fired, takes);
-    }
-    free(reals), free(ints), free(pairing);
-    return 0;
+    Memory m = {0};
+    if (shots < 0 || copies < 1 || !is_graph(&g)) return -2;
+    int ready = reserve(&m, &g, (size_t)nodes);
+    g.weights = m.weights, g.heap = m.heap;
+    for (int64_t shot = 0; ready && shot < shots; shot++)
+        done[shot] = (uint8_t)match_shot(&g, &m, log_odds + (shot / copies) * edges, events + shot * nodes,
+                                         taken + shot * edges);
+    release(&m);
+    return ready ? 0 : -1;
 }
 
 /* Distances under fixed weights [edges], none below 0, for autoqec_gap_1: bound [nodes] to the boundary, and apart
- * [nodes][nodes], FAR if matching both nodes to the boundary is no longer. Returns -1 if out of memory. */
+ * [nodes][nodes], FAR if matching both nodes to the boundary is no longer. Returns -1 if out of memory, -2 if the
+ * arrays describe no graph with such weights. */
 int autoqec_distances_1(int32_t nodes, int32_t edges, const int32_t *ends, const int32_t *start, const int32_t *near,
-                        const int32_t *via, double *weights, double *bound, double *apart) {
-    size_t n = (size_t)nodes, links = (size_t)start[nodes + 1] + 1;
+                        const int32_t *via, const double *weights, double *bound, double *apart) {
     Graph g = {.nodes = nodes, .edges = edges, .ends = ends, .start = start, .near = near, .via = via};
-    double *heap = malloc(sizeof(double) * links);
-    int32_t *ints = malloc(sizeof(int32_t) * (links + n));
-    if (heap == NULL || ints == NULL) {
-        free(heap), free(ints);
-        return -1;
+    Memory m = {0};
+    double farthest = 0;
+    if (!is_graph(&g)) return -2;
+    for (int32_t e = 0; e < edges; e++)
+        if (!(weights[e] >= 0 && weights[e] < FAR)) return -2;
+    int ready = reserve(&m, &g, 1);
+    g.weights = weights, g.heap = m.heap;
+    for (int32_t u = 0; ready && u < nodes; u++) {
+        m.events->node = u;
+        ready = explore(&g, m.events, FAR, 1);
+        bound[u] = m.events->bound;
+        if (bound[u] > farthest) farthest = bound[u];
     }
-    g.weights = weights, g.bound = bound, g.heap = heap, g.heap_node = ints, g.came = ints + links;
-    explore(&g, nodes, NULL, bound, g.came);
-    for (int32_t u = 0; u < nodes; u++) {
-        double *row = apart + u * n;
-        explore(&g, u, bound, row, g.came);
+    for (int32_t u = 0; ready && u < nodes; u++) {
+        double *row = m.events->dist = apart + (size_t)u * (size_t)nodes;
+        m.events->node = u;
+        ready = explore(&g, m.events, bound[u] + farthest, 0);
         for (int32_t v = 0; v < nodes; v++)
-            if (bound[u] < FAR && bound[v] < FAR && row[v] >= bound[u] + bound[v]) row[v] = FAR;
+            if (row[v] >= bound[u] + bound[v]) row[v] = FAR;
     }
-    free(heap), free(ints);
-    return 0;
+    release(&m);
+    return ready ? 0 : -1;
 }
 
 /* The cluster of the last node among the detection events `fired`: its members, that node first; 0 if too large. */
@@ -315,32 +428,55 @@ static int last_nodes_cluster(int32_t nodes, const double *apart, int32_t *fired
     return size;
 }
 
-/* Weight of the minimum-weight matching of `size` nodes; -1 if the search takes too long. */
-static double weight_of(Pairing *c, int32_t nodes, const double *bound, const double *apart, const int32_t *member,
-                        int size) {
-    if (size == 0) return 0;
-    if (size == 1) return bound[member[0]];
-    c->size = size;
-    for (int i = 0; i < size; i++) {
-        c->cost[i][i] = bound[member[i]];
-        for (int j = i + 1; j < size; j++)
-            c->cost[i][j] = c->cost[j][i] = apart[(size_t)member[i] * nodes + member[j]];
+/* Weights of the minimum-weight matchings of a cluster, with and without member 0; for few members, by dynamic
+ * programming over subsets. -1 if the search takes too long. */
+static void class_weights(Pairing *c, int32_t nodes, const double *bound, const double *apart, const int32_t *member,
+                          int size, double *with, double *without) {
+    if (size > SUBSET_MEMBERS) {
+        c->size = size;
+        for (int i = 0; i < size; i++) {
+            c->cost[i][i] = bound[member[i]];
+            for (int j = 0; j < i; j++)
+                c->cost[i][j] = c->cost[j][i] = apart[(size_t)member[i] * (size_t)nodes + member[j]];
+        }
+        prepare(c);
+        *with = pair_up(c, 0) ? c->best : -1;
+        *without = pair_up(c, 1) ? c->best : -1;
+        return;
     }
-    return pair_up(c) ? c->best : -1;
+    double least[1 << SUBSET_MEMBERS] = {0}; /* by subset; member 0 is the highest bit, as partners are lower bits */
+    for (unsigned set = 1; set < 1u << size; set++) {
+        int top = 31 - __builtin_clz(set);
+        unsigned rest = set ^ 1u << top;
+        const double *row = apart + (size_t)member[size - 1 - top] * nodes;
+        double best = bound[member[size - 1 - top]] + least[rest];
+        for (unsigned left = rest; left; left &= left - 1) {
+            int other = __builtin_ctz(left);
+            double weight = row[member[size - 1 - other]] + least[rest ^ 1u << other];
+            if (weight < best) best = weight;
+        }
+        least[set] = best < FAR ? best : FAR;
+    }
+    *with = least[(1u << size) - 1];
+    *without = least[(1u << (size - 1)) - 1];
 }
 
 /* Complementary gaps of bit-packed detection events [shots][row_bytes], little-endian. node_of [8 * row_bytes]: node of
  * each detector, -1 for those out of the sector. gauge [nodes] of 0 and 1: the last node, which stands for the
  * observable, has an event in the class "not flipped" if the gauges of the events sum to 1. Writes gap [shots], weight
  * of "flipped" minus weight of "not flipped", and done [shots], 0 for shots that the caller must decode. Returns -1 if
- * out of memory. */
+ * out of memory, -2 if node_of names a node twice, the last node, or none that exists. */
 int autoqec_gap_1(int64_t shots, int64_t row_bytes, int32_t nodes, const int32_t *node_of, const uint8_t *gauge,
                   const double *bound, const double *apart, const uint8_t *events, float *gap, uint8_t *done) {
+    if (shots < 0 || row_bytes < 0 || nodes < 1 || nodes > MAX_NODES) return -2;
     Pairing *pairing = malloc(sizeof(Pairing));
-    int32_t *fired = malloc(sizeof(int32_t) * (size_t)nodes), member[CLUSTER];
-    if (pairing == NULL || fired == NULL) {
+    int32_t *fired = calloc((size_t)nodes, sizeof(int32_t)), member[CLUSTER];
+    int status = pairing == NULL || fired == NULL ? -1 : 0;
+    for (int64_t k = 0; status == 0 && k < 8 * row_bytes; k++)
+        if (node_of[k] < -1 || node_of[k] >= nodes - 1 || (node_of[k] >= 0 && fired[node_of[k]]++)) status = -2;
+    if (status != 0) {
         free(pairing), free(fired);
-        return -1;
+        return status;
     }
     for (int64_t shot = 0; shot < shots; shot++) {
         const uint8_t *row = events + shot * row_bytes;
@@ -355,8 +491,8 @@ int autoqec_gap_1(int64_t shots, int64_t row_bytes, int32_t nodes, const int32_t
         int size = last_nodes_cluster(nodes, apart, fired, n_fired, member);
         done[shot] = 0;
         if (size == 0) continue;
-        double with = weight_of(pairing, nodes, bound, apart, member, size);
-        double without = weight_of(pairing, nodes, bound, apart, member + 1, size - 1);
+        double with, without;
+        class_weights(pairing, nodes, bound, apart, member, size, &with, &without);
         if (with < 0 || without < 0 || with == FAR || without == FAR) continue;
         gap[shot] = (float)(parity ? without - with : with - without);
         done[shot] = 1;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pymatching
@@ -208,3 +210,68 @@ def test_max_weight_clips_weights() -> None:
 def test_malformed_matrices_are_rejected(checks: list[list[int]], faults: list[list[int]] | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WeightedMatching(np.array(checks), None if faults is None else np.array(faults))
+
+
+def graph_of(change: Callable[[list[Any]], None]) -> list[Any]:
+    """Return the C arguments that describe a triangle with one boundary edge, after a change."""
+    checks = np.array([[1, 1, 0, 1], [1, 0, 1, 0], [0, 1, 1, 0]])
+    arguments = [part.copy() if isinstance(part, np.ndarray) else part for part in WeightedMatching(checks).adjacency]
+    change(arguments)
+    return arguments
+
+
+def put(part: int, index: int, value: int) -> Callable[[list[Any]], None]:
+    return lambda arguments: arguments[part].reshape(-1).__setitem__(index, value)
+
+
+@needs_c
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(put(part, index, value) for part in (2, 3, 4, 5) for index in (0, -1) for value in (-2, 99, 2**31 - 1)),
+        put(2, 1, 0),
+        lambda arguments: arguments.__setitem__(0, 0),
+        lambda arguments: arguments.__setitem__(0, 65537),
+        lambda arguments: arguments.__setitem__(1, -1),
+        lambda arguments: arguments.__setitem__(1, 3),
+        lambda arguments: arguments[3].__setitem__(slice(None), 0),
+    ],
+)
+def test_arrays_that_describe_no_graph_are_rejected_in_c(change: Callable[[list[Any]], None]) -> None:
+    match, gap = weighted_mwpm.compiled_matcher(), weighted_mwpm.compiled_gap()
+    assert match is not None and gap is not None
+    graph = graph_of(change)
+    events, edges, done = np.ones((1, 3), np.uint8), np.full((1, 4), 7, np.uint8), np.zeros(1, np.uint8)
+    assert match(1, 1, *graph, -np.ones((1, 4), np.float32), events, edges, done) == -2
+    assert gap[0](*graph, np.ones(4), np.empty(3), np.empty((3, 3))) == -2
+    assert (edges == 7).all() and not done.any()
+
+
+@needs_c
+@pytest.mark.parametrize("node_of", [[0, 0], [2, -1], [-2, -1], [2**31 - 1, -1]])
+def test_map_of_detectors_to_nodes_is_checked_in_c(node_of: list[int]) -> None:
+    functions = weighted_mwpm.compiled_gap()
+    assert functions is not None
+    row = np.array([*node_of, *[-1] * 6], np.int32)
+    tables = (np.zeros(3, np.uint8), np.ones(3), np.ones((3, 3)))
+    result = (np.full((1, 1), 3, np.uint8), np.empty(1, np.float32), np.zeros(1, np.uint8))
+    assert functions[1](1, 1, 3, row, *tables, *result) == -2
+
+
+@needs_c
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+def test_distances_reject_weights_without_shortest_paths(weight: float) -> None:
+    functions = weighted_mwpm.compiled_gap()
+    assert functions is not None
+    weights = np.array([1, 1, weight, 1.0])
+    assert functions[0](*graph_of(lambda _: None), weights, np.empty(3), np.empty((3, 3))) == -2
+
+
+@pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
+def test_weights_of_very_different_size_are_matched(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distances that differ by less than the precision of a heap entry are still told apart."""
+    if not built:
+        monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: None)
+    checks = sp.csc_matrix(np.array([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 1]], np.uint8))
+    weights = np.array([[9, 1, 1e-30, 1, 0]], np.float32)
+    assert WeightedMatching(checks).decode_batch(np.array([[1, 0, 0]]), weights).tolist() == [[0, 1, 1, 0, 1]]
