@@ -14,11 +14,14 @@ def command(context: click.Context, /, out: Output) -> None:
     """List the verified models in the package; `decode --model NAME` and sinter use them without a run."""
     if context.invoked_subcommand is not None:
         return
-    from autoqec.models import load_models, model_path
+    from autoqec.models import load_models, model_path, model_report
+    from autoqec.reporting.text import effect_line
 
     for name, model in load_models().items():
         path = model_path(name)
         out.say(f"{name}: {model.claim}")
+        for baseline in model_report(name).panel:
+            out.say(f"  {effect_line(baseline.name, baseline.against)}")
         out.say(f"  {path}, {path.stat().st_size:,} bytes, SHA-256 {model.checkpoint_sha256[:12]}…, {model.licence}")
         out.say(f"  made with `{model.made_with}`; archive SHA-256 {model.archive_sha256[:12]}…")
         out.emit({**model.dump(), "path": str(path)})

@@ -111,8 +111,10 @@ def test_decode_takes_either_a_checkpoint_or_a_model(
 
 def test_commands_list_locate_and_refuse(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(group, ["models", "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["name"] for row in rows] == NAMES
+    shown = capsys.readouterr()
+    assert [json.loads(line)["name"] for line in shown.out.splitlines()] == NAMES
+    # A claim names plain matching; whether a model also beats correlated matching stands beside it.
+    assert shown.err.count("against mwpm_correlated: ") == len(NAMES)
     assert run_cli(group, ["models", "path", NAME]) == 0
     assert capsys.readouterr().out.strip() == str(model_path(NAME))
     assert run_cli(group, ["models", "path", "no_such_model"]) == 2
