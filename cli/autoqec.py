@@ -27,6 +27,7 @@ COMMANDS = {
     "watch": ("autoqec.cli.commands.watch", "Follow a run live, from any terminal."),
     "report": ("autoqec.cli.commands.report", "Write a run as one HTML page, or its charts as files."),
     "decode": ("autoqec.cli.commands.decode", "Decode shots with a checkpoint."),
+    "measure": ("autoqec.cli.commands.measure", "Compare a checkpoint with matching on several circuits of a family."),
     "export": ("autoqec.cli.commands.export", "Export the figures of a run as CSV, for sinter, TensorBoard or W&B."),
     "review-log": ("autoqec.cli.commands.review_log", "Review how a run searched."),
     "diagnose": ("autoqec.cli.commands.diagnose", "Explain why rounds failed or gained nothing, and suggest a config."),

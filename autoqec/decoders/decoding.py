@@ -17,7 +17,7 @@ from autoqec.decoders.base import Predecoder
 from autoqec.decoders.gating import make_decoder
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
-from autoqec.qec.problem import Problem
+from autoqec.qec.problem import Problem, detector_coordinates
 from autoqec.qec.sampling import unpack
 
 CHUNK = 2048  # shots decoded at once; bounds memory
@@ -78,7 +78,7 @@ class CheckpointDecoder:
         columns = match_edges(decoded, trained)
         sizes = [(each.n_detectors, each.n_observables) for each in (training_problem, problem)]
         same = not (columns < 0).any() and trained.n_edges == decoded.n_edges
-        if sizes[0][0] != sizes[1][0] and dem is not None and dsl.translation_invariant:
+        if dem is not None and not same and dsl.translation_invariant and _is_other_circuit(training_problem, dem):
             return cls._of_other_circuit(training_problem.with_other_dem(dem), path)
         if sizes[0] != sizes[1] or not (columns >= 0).any() or not (same or allow_other_dem):
             raise _model_mismatch_error(
@@ -130,6 +130,14 @@ class CheckpointDecoder:
         log_odds = np.tile(self._prior, (len(output), 1))
         log_odds[:, self._known_edges] = output[:, self._columns] + self.shift[self._known_edges]
         return log_odds
+
+
+def _is_other_circuit(problem: Problem, dem: stim.DetectorErrorModel) -> bool:
+    """Return whether a model has other detectors: 120 can be those of d=5 with 5 rounds, or of d=3 with 15."""
+    if dem.num_detectors != problem.n_detectors:
+        return True
+    coordinates = detector_coordinates(dem, problem.n_detectors)
+    return bool(coordinates.any()) and not np.array_equal(coordinates, problem.coordinates)
 
 
 @contextmanager

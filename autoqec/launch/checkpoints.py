@@ -57,8 +57,7 @@ def open_checkpoint(
             raise
         if env_name is None:
             message = "does not belong to a run, so its env must be named"
-            hint = f"autoqec decode {checkpoint} --env ENV …"
-            raise UsageError(message, location=str(checkpoint), hint=hint) from error
+            raise UsageError(message, location=str(checkpoint), hint="add --env ENV") from error
         yield OpenCheckpoint(checkpoint, load_env(locate.env_file(env_name))[0], verified=False)
         return
     path = layout.round(number).checkpoint if checkpoint.is_dir() else checkpoint

@@ -1,0 +1,163 @@
+"""Evaluation of one checkpoint on several circuits of a family: other distances, numbers of rounds and error rates.
+
+All comparisons of one call share one error budget: their intervals hold simultaneously (Bonferroni).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from autoqec.contracts.base import first_validation_error
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import SEED_SPACE, EnvSpec, StimGeneratorCode
+from autoqec.contracts.verdict import PairedEffect
+from autoqec.decoders import checkpoint
+from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.errors import UsageError
+from autoqec.qec.backends import make_backend
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import band_seed, sample
+from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
+
+CORRELATED = "mwpm_correlated"
+CHUNK = 5_000  # shots per seed
+SEEDS = (SEED_SPACE, 2**63 - 1)  # above the bands of training and validation
+
+Outcome = Literal["fewer", "more", "not shown"]
+
+
+@dataclass(frozen=True, order=True)
+class Member:
+    """One circuit of a family.
+
+    Attributes:
+        distance: Code distance.
+        rounds: Rounds of syndrome measurement.
+        p: Physical error rate.
+    """
+
+    distance: int
+    rounds: int
+    p: float
+
+    def __str__(self) -> str:
+        return f"d={self.distance} r={self.rounds} p={self.p:g}"
+
+
+@dataclass(frozen=True)
+class MemberEffect:
+    """Failures of a checkpoint on fresh shots of one member, beside those of each reference on the same shots.
+
+    Attributes:
+        member: The circuit.
+        trained: Whether the circuit, at the target p, is the one that the checkpoint's env describes.
+        effects: One per reference, with intervals that hold for all members and references together.
+    """
+
+    member: Member
+    trained: bool
+    effects: tuple[PairedEffect, ...]
+
+
+def target_member(env: EnvSpec) -> Member:
+    """Return the circuit of an env at its target p.
+
+    Raises:
+        UsageError: The code source has no distance.
+    """
+    if not isinstance(env.code, StimGeneratorCode) or env.target is None:
+        raise UsageError(
+            f"code kind `{env.code.kind}` has no distance, so it has no family of circuits",
+            location=f"env {env.name}",
+            hint="use `autoqec decode --dem FILE` for shots of another circuit",
+        )
+    return Member(env.code.distance, env.code.rounds, env.target)
+
+
+def member_env(env: EnvSpec, member: Member) -> EnvSpec:
+    """Return the env with the distance, rounds and error rate of a member.
+
+    Raises:
+        UsageError: A value is out of range.
+    """
+    fields = env.dump()
+    fields["code"] |= {"distance": member.distance, "rounds": member.rounds}
+    fields["noise"] |= {"p": [member.p], "target_p": member.p}
+    try:
+        return EnvSpec.model_validate(fields, extra="allow")
+    except ValidationError as error:
+        raise UsageError(first_validation_error(error), location=str(member), hint="choose another value") from error
+
+
+def check_members(env: EnvSpec, path: Path, members: Sequence[Member]) -> None:
+    """Check that the weights of a checkpoint fit every member.
+
+    Raises:
+        UsageError: A member is repeated or invalid, or the weights belong to the env's circuit alone.
+    """
+    target = target_member(env)
+    dsl = parse_dsl(checkpoint.read(path)["dsl_config"], location=f"{path}, key dsl_config")
+    for index, member in enumerate(members):
+        if member in members[:index]:
+            raise UsageError("is given twice", location=str(member), hint="remove one of them")
+        member_env(env, member)
+        same_circuit = (member.distance, member.rounds) == (target.distance, target.rounds)
+        if not same_circuit and not dsl.translation_invariant:
+            raise UsageError(
+                f"weights of type `{dsl.type}` belong to the circuit d={target.distance} r={target.rounds}",
+                location=str(member),
+                hint="choose a checkpoint of type `local`, whose weights all circuits of the family share",
+            )
+
+
+def evaluate_members(
+    env: EnvSpec, path: Path, members: Sequence[Member], *, shots: int, seed: int
+) -> Iterator[MemberEffect]:
+    """Decode fresh shots of each member with a checkpoint and with the references.
+
+    References are the inner decoder alone and, where it is matching, correlated matching.
+
+    Args:
+        env: The env that the checkpoint was trained on.
+        path: The checkpoint.
+        members: Circuits, as accepted by `check_members`.
+        shots: Shots per member.
+        seed: Selects the shots; members have different shots.
+
+    Yields:
+        One result per member, in order.
+    """
+    references = [env.plain, *([CORRELATED] if env.backend == "mwpm" else [])]
+    confidence = simultaneous_confidence(env.protocol.alpha, len(members) * len(references))
+    for member in members:
+        problem = Problem.from_env(member_env(env, member))
+        candidate = CheckpointDecoder.of(env, path, problem.dem)
+        decoders = {name: make_backend(name, problem) for name in references}
+        counts = dict.fromkeys(references, NO_PAIRS)
+        for start in range(0, shots, CHUNK):
+            drawn = sample(problem, min(CHUNK, shots - start), band_seed(SEEDS, "family", seed, str(member), start))
+            wrong = error_mask(candidate.decode(drawn.detection_events), drawn.observables)
+            for name, decoder in decoders.items():
+                reference_wrong = error_mask(decoder.decode(drawn.detection_events), drawn.observables)
+                counts[name] = add_pairs(counts[name], count_pairs(reference_wrong, wrong))
+        effects = tuple(
+            paired_effect(counts[name], reference=name, p=member.p, confidence=confidence) for name in references
+        )
+        yield MemberEffect(member, member == target_member(env), effects)
+
+
+def simultaneous_confidence(alpha: float, n_intervals: int) -> float:
+    """Return the confidence of each interval at which all of them hold with probability 1 - alpha (Bonferroni)."""
+    return 1 - alpha / n_intervals
+
+
+def outcome(effect: PairedEffect) -> Outcome:
+    """Return whether the interval of the difference shows fewer failures than the reference, or more."""
+    if effect.delta_low > 0:
+        return "fewer"
+    return "more" if effect.delta_high < 0 else "not shown"
