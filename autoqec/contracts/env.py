@@ -192,6 +192,13 @@ class Constraints(Contract):
     max_flops_per_syndrome: int = Field(
         default=50_000_000, ge=1, description="floating-point operations of the net per shot"
     )
+    max_time_ratio: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="CPU time per shot of gate, network and matching together, divided by that of correlated matching "
+        "on the same shots, as the verifier measures it; null: no limit",
+    )
 
 
 class BpSettings(Contract):
@@ -263,6 +270,10 @@ class EnvSpec(Contract):
             raise ValueError("noise model `from_file` requires code kind `stim_file` or `dem_file`, and vice versa")
         if self.backend == "mwpm" and "mwpm" not in self.baselines:
             raise ValueError("the plain backend `mwpm` must be among the baselines")
+        if self.constraints.max_time_ratio is not None and self.backend != "mwpm":
+            raise ValueError(
+                "`constraints.max_time_ratio` requires backend `mwpm`: it compares with correlated matching"
+            )
         if self.backend != "mwpm" and any(name in GRAPH_BACKENDS for name in self.baselines):
             raise ValueError(f"backend `{self.backend}` has no matching graph, so matching cannot be a baseline")
         if self.backend == "mwpm" and self.bp.sector is not None:

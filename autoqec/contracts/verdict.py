@@ -96,6 +96,15 @@ class Guard(Contract):
     evidence: str = Field(description="figures that it decided on")
 
 
+class Latency(Contract):
+    """Quantiles of the time from one shot's detection events to its predictions."""
+
+    shots: int = Field(description="shots that were decoded one by one")
+    p50: float = Field(description="median")
+    p99: float = Field(description="99% of the shots took at most this")
+    p999: float = Field(description="99.9% of the shots took at most this")
+
+
 class Cost(Contract):
     """Size and work of the predecoder, as counted and as claimed."""
 
@@ -120,6 +129,27 @@ class Cost(Contract):
     ambiguous_share: float | None = Field(
         default=None, description="measured share of shots that the config's gate sends to the predecoder"
     )
+
+    decoding_us_per_shot: float | None = Field(
+        default=None,
+        description="CPU time of gate, network and inner decoder together, per shot of the second draw, in us",
+    )
+    correlated_us_per_shot: float | None = Field(
+        default=None,
+        description="CPU time of correlated matching on the same shots in the same process; null if the env has none",
+    )
+    latency_us: Latency | None = Field(
+        default=None,
+        description="wall time of single shots in microseconds, requests to the candidate process included",
+    )
+    cpu_model: str | None = Field(default=None, description="processor on which the times were measured")
+
+    @property
+    def time_ratio(self) -> float | None:
+        """CPU time per shot divided by that of correlated matching; None if one of them was not measured."""
+        if self.decoding_us_per_shot is None or not self.correlated_us_per_shot:
+            return None
+        return self.decoding_us_per_shot / self.correlated_us_per_shot
 
     @property
     def expected_flops_per_syndrome(self) -> int:

@@ -41,7 +41,7 @@ def snapshot(directory: Path | str = ".") -> dict[str, Any]:
     """Processor, memory, disk (of `directory`), Python, packages and GPU; sizes in 1e9 bytes. Never raises."""
     memory = _meminfo()
     return {
-        "cpu": {"model": _cpu_model(), "cores": cpu_count(), "machine": platform.machine()},
+        "cpu": {"model": cpu_model(), "cores": cpu_count(), "machine": platform.machine()},
         "memory": {"total_gb": memory.get("MemTotal"), "available_gb": memory.get("MemAvailable")},
         "disk": _disk(Path(directory)),
         "platform": platform.platform(),
@@ -126,7 +126,8 @@ def cpu_count() -> int:
     return os.cpu_count() or 1
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the name of the processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -92,16 +92,23 @@ def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
         return None
     claimed, rules = session.request.claimed, session.request.rules
     inference_s = evidence.usage.cpu_s - evidence.startup_cpu_s
+    candidate_us = 1e6 * max(0.0, inference_s) / max(1, evidence.shots_sent)
+    share = 1.0 if evidence.ambiguous_share is None else evidence.ambiguous_share
+    decoder_us = evidence.decoder_us if rules >= 2 else None
     return Cost(
         n_params=evidence.model.n_params,
         flops_per_syndrome=evidence.model.flops_per_syndrome,
         claimed_n_params=claimed.n_params if claimed else None,
         claimed_flops_per_syndrome=claimed.flops_per_syndrome if claimed else None,
         counted_by="baseline compiler" if session.request.config_only else "candidate sandbox",
-        candidate_us_per_shot=1e6 * max(0.0, inference_s) / max(1, evidence.shots_sent),
+        candidate_us_per_shot=candidate_us,
         startup_cpu_s=evidence.startup_cpu_s if rules >= 2 else None,
         memory_growth_mb=max(0, evidence.usage.memory_bytes) / 1e6 if rules >= 2 else None,
         ambiguous_share=evidence.ambiguous_share,
+        decoding_us_per_shot=None if decoder_us is None else decoder_us + share * candidate_us,
+        correlated_us_per_shot=None if decoder_us is None else evidence.correlated_us,
+        latency_us=evidence.latency,
+        cpu_model=None if decoder_us is None else machine.cpu_model(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -26,20 +27,27 @@ class Baselines:
 
     Correlated matching is added wherever the env decodes by matching, so that weak baselines in an env cannot hide
     that a decoder from a public library does better. Version 1 of the rules measured the env's baselines alone.
+
+    Attributes:
+        cpu_s: CPU time that each baseline spent on decoding so far, by name.
     """
 
     def __init__(self, problem: Problem, rules: ReportVersion = REPORT_VERSION) -> None:
         self.problem = problem
         always = (CORRELATED,) if rules >= 2 and problem.env.plain == "mwpm" else ()
         self.names = tuple(dict.fromkeys((problem.env.plain, *problem.env.baselines, *always)))
+        self.cpu_s = dict.fromkeys(self.names, 0.0)
         self._decoders = {name: backends.make_backend(name, problem) for name in self.names}
 
     def error_mask(self, shots: Shots) -> dict[str, NDArray[np.bool_]]:
         """Return the shots that each baseline decodes wrongly, bool [n] by name."""
-        return {
-            name: error_mask(decoder.decode(shots.detection_events), shots.observables)
-            for name, decoder in self._decoders.items()
-        }
+        masks = {}
+        for name, decoder in self._decoders.items():
+            start_s = time.process_time()
+            predictions = decoder.decode(shots.detection_events)
+            self.cpu_s[name] += time.process_time() - start_s
+            masks[name] = error_mask(predictions, shots.observables)
+        return masks
 
     def results(self, effects: dict[str, PairedEffect]) -> tuple[BaselineResult, ...]:
         """Return the report's entry of each baseline, given the candidate's effect against it."""

@@ -6,6 +6,7 @@ Memory: two chunks at a time.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoqec.contracts.dsl import OutputMode
-from autoqec.contracts.verdict import PairedCounts, PairedEffect, ReportVersion, StoppedBy
+from autoqec.contracts.verdict import Latency, PairedCounts, PairedEffect, ReportVersion, StoppedBy
 from autoqec.decoders import gating
 from autoqec.decoders.gating import GatedDecoder, Selection
 from autoqec.qec.problem import Problem
@@ -76,6 +77,8 @@ class CandidateEvaluation:
     Attributes:
         failures: Reason -> shots without a usable answer, each scored as an error.
         shots_sent: Shots sent in all draws together; under a gate, only ambiguous ones are sent.
+        canary_events: Detection events of the canary's shots, whether ambiguous or not.
+        decoder_cpu_s: CPU time of gate and inner decoder so far, network excluded.
         guard_chunk: The first `GUARD_SHOTS` or more shots of the test that were sent, for the guards; fewer if the test
             ends earlier.
     """
@@ -87,6 +90,8 @@ class CandidateEvaluation:
     gate: float | None = None
     failures: Counter[str] = field(default_factory=Counter)
     shots_sent: int = 0
+    decoder_cpu_s: float = 0.0
+    canary_events: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0), np.uint8))
     guard_chunk: GuardChunk | None = None
 
     def __post_init__(self) -> None:
@@ -101,7 +106,9 @@ class CandidateEvaluation:
 
     def send(self, decoder: GatedDecoder, detection_events: NDArray[np.uint8]) -> Selection:
         """Send the shots that need the network, if there are any."""
+        start_s = time.process_time()
         selection = decoder.select(detection_events)
+        self.decoder_cpu_s += time.process_time() - start_s
         if len(selection):
             self.client.send(selection.detection_events)
             self.shots_sent += len(selection)
@@ -154,7 +161,9 @@ class CandidateEvaluation:
         if not usable.all():
             self.failures["not finite"] += int((~usable).sum())
             log_odds = np.where(usable[:, None], log_odds, self.priors)
+        start_s = time.process_time()
         predictions = decoder.complete(selection, log_odds if shift is None else log_odds + shift)
+        self.decoder_cpu_s += time.process_time() - start_s
         candidate_errors = error_mask(predictions, shots.observables)
         candidate_errors[np.flatnonzero(selection.mask)[~usable]] = True
         return candidate_errors, predictions if usable.all() else None
@@ -228,11 +237,33 @@ class CandidateEvaluation:
             (predictions that agree with the flipped labels, shots)
         """
         shots = self.shot_stream.chunk(self.problem, "guards", 0)
+        self.canary_events = shots.detection_events
         coins = self.shot_stream.rng("canary").integers(0, 2, len(shots)).astype(bool)
         flipped = Shots(shots.detection_events, shots.observables ^ coins[:, None])
         selection = self.send(self.decoder, flipped.detection_events)
         candidate_errors, _ = self.score_answer(self.decoder, ChunkAnswer(flipped, selection, self.receive(selection)))
         return int((~candidate_errors).sum()), len(flipped)
+
+    def latency(self, client: CandidateClient, shots: int) -> Latency | None:
+        """Decode the canary's shots one by one, as a control system would; None if an answer is missing.
+
+        The times include the request to the candidate process, so they are upper bounds on those of a decoder in one
+        process. `client` is another process than the one whose CPU time counts.
+        """
+        events = self.canary_events[:shots]
+        elapsed_us = np.empty(len(events))
+        for index in range(len(events)):
+            start_s = time.perf_counter()
+            selection = self.decoder.select(events[index : index + 1])
+            if len(selection):
+                client.send(selection.detection_events)
+                log_odds = client.receive(len(self.priors))
+                if isinstance(log_odds, CandidateFailure) or not np.isfinite(log_odds).all():
+                    return None
+                self.decoder.complete(selection, log_odds)
+            elapsed_us[index] = 1e6 * (time.perf_counter() - start_s)
+        p50, p99, p999 = (float(value) for value in np.quantile(elapsed_us, (0.5, 0.99, 0.999)))
+        return Latency(shots=len(events), p50=p50, p99=p99, p999=p999)
 
     def decode_kept(self, guard_chunk: GuardChunk, log_odds: FloatArray) -> BoolArray | None:
         """Decode the kept shots under other answers; None if one is not finite."""

@@ -12,7 +12,10 @@ from autoqec.contracts.verdict import Guard, VerifyReport
 
 # Not determined by the shots: time and resources, and the machine itself. (History records the sandbox as well.)
 MEASURED = {"finished_at", "judge_wallclock_s", "versions", "sandbox"}
-MEASURED_COST = {"candidate_us_per_shot", "startup_cpu_s", "memory_growth_mb"}
+MEASURED_COST = {
+    "candidate_us_per_shot", "startup_cpu_s", "memory_growth_mb", "decoding_us_per_shot", "correlated_us_per_shot",
+    "latency_us", "cpu_model",
+}  # fmt: skip
 TEXTS = {"claim", "reasons", "not_tested", "guards"}
 # Their evidence quotes rounding errors, resources or text of branch code, which differ between machines.
 MACHINE_GUARDS = frozenset({"cost", "batch_independence", "complete", "repeatable"})

@@ -208,6 +208,9 @@ def _count_violations(counted: Cost, env: EnvSpec) -> Iterator[str]:
             yield f"claims {claim} {name}, has {count}"
         if count > most:
             yield f"{count} {name} exceed the env's limit {most}"
+    ratio, most_ratio = counted.time_ratio, limits.max_time_ratio
+    if most_ratio is not None and ratio is not None and ratio > most_ratio:
+        yield f"decoding takes {ratio:.3g} x the CPU time of correlated matching, at most {most_ratio:g} x in this env"
 
 
 def _resource_violations(counted: Cost, stored_bytes: int, code_bytes: int, shots: int) -> Iterator[str]:

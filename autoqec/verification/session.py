@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
 from autoqec.contracts.provenance import SHA256
-from autoqec.contracts.verdict import Guard, PairedCounts, PairedEffect, SequentialTest
+from autoqec.contracts.verdict import Guard, Latency, PairedCounts, PairedEffect, SequentialTest
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import error_mask
 from autoqec.verification import candidate_process, guards
 from autoqec.verification.artifact import FrozenArtifact
-from autoqec.verification.baselines import Baselines
+from autoqec.verification.baselines import CORRELATED, Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure, Usage
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, rebatched_answers, same_edges
 from autoqec.verification.request import VerifyRequest
@@ -23,6 +23,7 @@ from autoqec.verification.shot_stream import ShotStream
 
 SHA256_PATTERN = re.compile(SHA256)
 MAX_COUNT = 2**62
+LATENCY_SHOTS = 2000
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Evidence:
         usage: Resources of the first process since it imported branch code; `startup_cpu_s` until its first answer.
         failures: Reason -> shots without a usable answer.
         ambiguous_share: Share of shots that the gate sends to the predecoder; None without a gate.
+        decoder_us: CPU time of gate and inner decoder per shot of the effect draw; None if it was not reached.
+        correlated_us: CPU time of correlated matching on these shots; None if the env has no matching.
+        latency: Times of single shots; None if they were not measured.
     """
 
     model: ModelInfo | None = None
@@ -58,6 +62,9 @@ class Evidence:
     shots_sent: int = 0
     ambiguous_share: float | None = None
     startup_cpu_s: float = 0.0
+    decoder_us: float | None = None
+    correlated_us: float | None = None
+    latency: Latency | None = None
     usage: Usage = Usage(0.0, 0)
 
 
@@ -99,6 +106,9 @@ class VerificationSession:
                 # The kernel's account at its end also has children that ended since; an ended process has no live one.
                 evidence.usage = Usage(max(usage.cpu_s, first.close().cpu_s), usage.memory_bytes)
                 self._check_repeatability(evaluation, second)
+                if request.rules >= 2 and evidence.effects and not evaluation.failures:
+                    shots = min(LATENCY_SHOTS, request.profile.judge_effect_shots // 10)
+                    evidence.latency = evaluation.latency(second, shots)
             else:
                 failure = model if isinstance(model, CandidateFailure) else second_model
                 evaluation.failures[str(failure)] += 0
@@ -120,7 +130,11 @@ class VerificationSession:
         if evaluation.failures:
             evidence.not_run.append("effect, other p and canary: the candidate gave no usable answer in the test")
             return
+        before_s = evaluation.decoder_cpu_s
         evidence.effects = evaluation.effect(profile.judge_effect_shots, self.baselines, self._emit_effect)
+        evidence.decoder_us = 1e6 * (evaluation.decoder_cpu_s - before_s) / profile.judge_effect_shots
+        correlated_s = self.baselines.cpu_s.get(CORRELATED)
+        evidence.correlated_us = None if correlated_s is None else 1e6 * correlated_s / profile.judge_effect_shots
         for p in self.env.points:
             if p != self.env.target and p is not None:
                 self._measure_point(evaluation, p)

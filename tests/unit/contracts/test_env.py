@@ -48,6 +48,13 @@ def test_baselines_are_validated() -> None:
         EnvSpec.model_validate(config(baselines=["mwpm_correlated"]))
 
 
+def test_time_ratio_requires_matching() -> None:
+    constraints = {"max_time_ratio": 1.0}
+    assert EnvSpec.model_validate(config(constraints=constraints)).constraints.max_time_ratio == 1.0
+    with pytest.raises(ValidationError, match="requires backend `mwpm`"):
+        EnvSpec.model_validate(config(constraints=constraints, backend="bposd", baselines=["bposd0"]))
+
+
 def test_file_noise_belongs_to_file_code() -> None:
     with pytest.raises(ValidationError, match="from_file"):
         EnvSpec.model_validate(config(noise={"model": "from_file"}))

@@ -159,6 +159,19 @@ def cost(**more: float | int | None) -> Cost:
 
 
 @pytest.mark.parametrize(
+    ("decoding_us", "correlated_us", "passed"),
+    [(8.0, 10.0, True), (10.1, 10.0, False), (99.0, None, True), (None, None, True)],
+)
+def test_time_beyond_the_limit_of_the_env_trips(
+    decoding_us: float | None, correlated_us: float | None, passed: bool
+) -> None:
+    counted = cost(decoding_us_per_shot=decoding_us, correlated_us_per_shot=correlated_us)
+    env = surface().model_copy(update={"constraints": Constraints(max_time_ratio=1.0)})
+    guard = guards.cost(counted, env, stored_bytes=4_000, code_bytes=4_000, shots=50_000)
+    assert guard.passed is passed and ("correlated matching, at most 1 x" in guard.evidence) is not passed
+
+
+@pytest.mark.parametrize(
     ("counted", "passed"),
     [
         (cost(), True),

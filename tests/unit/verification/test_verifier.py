@@ -21,7 +21,7 @@ from autoqec.errors import ContractError, InfrastructureError
 from autoqec.qec.problem import Problem
 from autoqec.store import round_files
 from autoqec.system.process import child, procfs
-from autoqec.verification import verifier
+from autoqec.verification import report, verifier
 from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, derangement, same_edges
 from autoqec.verification.compare import report_differences
@@ -193,10 +193,26 @@ def test_candidate_killed_from_outside_is_no_verdict(
     assert not report_differences(honest.report, verifier.run_verification(honest.request))
 
 
+def test_time_of_decoding_is_measured_beside_correlated_matching(honest: Verified) -> None:
+    cost = honest.report.cost
+    assert cost is not None and cost.decoding_us_per_shot and cost.correlated_us_per_shot and cost.latency_us
+    assert cost.decoding_us_per_shot > cost.candidate_us_per_shot > 0 and cost.cpu_model
+    assert cost.time_ratio == pytest.approx(cost.decoding_us_per_shot / cost.correlated_us_per_shot)
+    latency = cost.latency_us
+    assert latency.shots > 0 and 0 < latency.p50 <= latency.p99 <= latency.p999
+    text = report.render(honest.report)
+    assert "that of correlated matching" in text and "Latency of single shots" in text and cost.cpu_model in text
+
+
 def test_time_and_resources_may_differ(honest: Verified) -> None:
     cost = honest.report.cost
     assert cost is not None
-    other = cost.model_copy(update={"candidate_us_per_shot": 1.0, "startup_cpu_s": 2.0, "memory_growth_mb": 3.0})
+    other = cost.model_copy(
+        update={
+            "candidate_us_per_shot": 1.0, "startup_cpu_s": 2.0, "memory_growth_mb": 3.0, "cpu_model": "another",
+            "decoding_us_per_shot": 1.0, "correlated_us_per_shot": 2.0, "latency_us": None,
+        }
+    )  # fmt: skip
     changed = {"cost": other, "judge_wallclock_s": 1.0, "finished_at": None}
     assert report_differences(honest.report.model_copy(update=changed), honest.report) == []
 
