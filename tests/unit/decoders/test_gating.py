@@ -60,7 +60,10 @@ def reference(prob: Problem, path: Path, events: np.ndarray, gate: float) -> tup
     return np.where(np.abs(gap)[:, None] < gate, net, backend.decode(events)), gap
 
 
-@pytest.mark.parametrize(("distance", "p", "shots"), [(3, 0.01, 20_000), (5, 0.008, 20_000)])
+@pytest.mark.parametrize(
+    ("distance", "p", "shots"),
+    [(3, 0.01, 5_000), (5, 0.008, 5_000), pytest.param(5, 0.005, 100_000, marks=pytest.mark.long)],
+)
 def test_checkpoint_decoder_equals_the_reference_path(tmp_path: Path, distance: int, p: float, shots: int) -> None:
     prob = problem(distance, p)
     path = gated_checkpoint(tmp_path, prob.env)
