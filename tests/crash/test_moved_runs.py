@@ -136,6 +136,17 @@ def test_copied_repository_pauses_while_its_original_exists(layout: RunLayout, t
     assert len(RunMemory(copy.root).history.rows()) == 2
 
 
+def test_run_directory_moved_to_another_repository_records_no_deleted_branch(layout: RunLayout, tmp_path: Path) -> None:
+    make_workspace(tmp_path / "other", ENV)
+    git(tmp_path / "other", "commit", "-q", "--allow-empty", "--amend", "-m", "another baseline")
+    moved = RunLayout(tmp_path / "other", layout.run_id)
+    moved.root.parent.mkdir()
+    layout.root.rename(moved.root)
+    with pytest.raises(ManualInterventionRequired, match="does not have the baseline commit"):
+        reconcile(moved, Repo.discover(moved.repo_root))
+    assert [row.status for row in RunMemory(moved.root).history.rows()] == ["ok"]
+
+
 def test_repository_moved_after_a_crash_recovers(layout: RunLayout, tmp_path: Path) -> None:
     branch = half_done(layout)
     (layout.worktree(branch) / "autoqec/decoders/modules/mlp.py").write_text("# edited\n")

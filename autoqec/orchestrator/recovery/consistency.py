@@ -25,6 +25,13 @@ def find_contradictions(state: RunInspection, recorded: list[RoundState]) -> Ite
         recorded: Its rounds, as recorded in history.jsonl.
     """
     lines = {row.round_attempt_id or row.refers_to_attempt: number for number, row in enumerate(state.rows, start=1)}
+    if state.info.baseline_sha in state.missing:
+        message = f"git does not have the baseline commit {state.info.baseline_sha}: this is not the run's repository"
+        hint = (
+            "move the run directory back into the repository that it was made in, or fetch its branches, then --resume"
+        )
+        yield RecoveryAction("pause", message, sha=state.info.baseline_sha, hint=hint)
+        return
     yield from _missing_verified_commits(state, recorded)
     yield from _shared_identity(state, recorded, lines)
     yield from _lost_attempts(state, recorded, lines)

@@ -60,7 +60,7 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
     rows_by_attempt = {attempt_id: round_state.row for attempt_id, round_state in recorded.items()}
     recorded_branches = {row.branch for row in rows_by_attempt.values()}
     unrecorded = [branch for branch in shas if branch not in recorded_branches]
-    commits = {row.commit_sha for row in rows_by_attempt.values() if row.commit_sha}
+    commits = {info.baseline_sha, *(row.commit_sha for row in rows_by_attempt.values() if row.commit_sha)}
     verified = {key: row for key, row in rows_by_attempt.items() if row.verify_verdict is not None}
     on_pins = {
         attempt_id: f"{pins[attempt_id]}:{pointer_on_branch(row.round)}"
@@ -103,9 +103,7 @@ def _read_refs(repo: Repo, layout: RunLayout) -> tuple[dict[str, str], dict[str,
     """Return the commits of branches by name, and the pinned commits by attempt id."""
     prefixes = (layout.branch_prefix, quarantine_branch_of(layout.branch_prefix))
     refs = repo.refs(*(f"refs/heads/{prefix}" for prefix in prefixes), layout.pin_prefix)
-    pins = {
-        ref.removeprefix(layout.pin_prefix): sha for ref, sha in refs.items() if ref.startswith(layout.pin_prefix)
-    }
+    pins = {ref.removeprefix(layout.pin_prefix): sha for ref, sha in refs.items() if ref.startswith(layout.pin_prefix)}
     heads = "refs/heads/"
     return {ref.removeprefix(heads): sha for ref, sha in refs.items() if ref.startswith(heads)}, pins
 

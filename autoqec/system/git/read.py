@@ -36,6 +36,8 @@ _STORAGE_FAILURES = (
     "died of signal 25",  # SIGXFSZ: the limit on the size of a file
 )
 _BRANCH_IN_THE_WAY = re.compile(r"'refs/heads/([^']+)' exists; cannot create 'refs/heads/[^']+'")
+_DAMAGED_OBJECT = re.compile(r"inflate: |unable to unpack|object file .+ is empty|hash mismatch|object .+ is corrupt")
+_OBJECT_NAME = re.compile(r"\b[0-9a-f]{40}\b")
 _LOCK_EXISTS = re.compile(r"Unable to create '(.+\.lock)': File exists")
 
 
@@ -268,6 +270,11 @@ def git_error(arguments: Sequence[str], err: str, common: Path | None = None) ->
     if lock := _LOCK_EXISTS.search(err):
         hint = f"wait for that git; if none is running: rm '{lock[1]}'"
         return GitError(f"git {arguments[0]}: another git holds a lock file", location=lock[1], hint=hint)
+    if _DAMAGED_OBJECT.search(err):
+        name = found[0] if (found := _OBJECT_NAME.search(err)) else "in the repository"
+        location = str(common / "objects") if common is not None else None
+        hint = "`git fsck --full` lists damaged objects; copy their files from another clone, then start again"
+        return GitError(f"{message}: object {name} is damaged", location=location, hint=hint)
     if branch := _BRANCH_IN_THE_WAY.search(err):
         message = f"the branch `{branch[1]}` exists, so git cannot create branches below {branch[1]}/"
         location = str(common) if common is not None else None

@@ -644,6 +644,17 @@ def test_blocking_lock_is_named_with_a_hint(repo: Repo) -> None:
     )
 
 
+def test_damaged_object_is_named_with_a_hint(repo: Repo) -> None:
+    sha = repo.head_sha()
+    path = repo.common / "objects" / sha[:2] / sha[2:]
+    path.chmod(0o644)
+    path.write_bytes(b"damaged")
+    with pytest.raises(GitError, match=f"object {sha} is damaged") as error:
+        repo.commit_info(sha)
+    assert error.value.location == str(repo.common / "objects")
+    assert error.value.hint is not None and "git fsck --full" in error.value.hint
+
+
 def test_branch_in_the_way_of_a_new_one_is_named_with_a_hint(repo: Repo) -> None:
     git(repo.root, "branch", "quarantine")
     with pytest.raises(GitError, match="the branch `quarantine` exists") as error:
