@@ -1,11 +1,10 @@
-"""Charts of runs, drawn with matplotlib: Pareto front, LER against p, and progress of the search."""
+"""Charts of runs, drawn with matplotlib: Pareto front and progress of the search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autoqec.contracts.verdict import PairedCounts, VerifyReport
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting.run_report import RoundEntry, RunReport
 from autoqec.reporting.text import count, plain
@@ -48,15 +47,15 @@ def front(runs: Sequence[RunReport]) -> Figure | None:
     tested, validated = _tested_markers(runs), _validated_markers(runs)
     if not tested and not validated:
         return None
-    figure, axes = _figure()
+    figure, axes = new_figure()
     largest = max(1, *(_n_params(entry) for run in runs for entry in run.listed))
     _discs(axes, [*validated, *tested], largest)
     bars = [(marker.x, marker.entry.row.delta_holdout_low, marker.entry.row.delta_holdout_high) for marker in tested]
-    _bars(axes, bars, [COLOURS[marker.colour] for marker in tested])
+    draw_bars(axes, bars, [COLOURS[marker.colour] for marker in tested])
     _baseline_lines(axes, runs)
     axes.set_xscale("log")
-    _format_ticks(axes.yaxis, _exponent)
-    _format_ticks(axes.xaxis, count, subs=(1.0, 2.0, 5.0))
+    format_ticks(axes.yaxis, _exponent)
+    format_ticks(axes.xaxis, count, subs=(1.0, 2.0, 5.0))
     axes.set_xlabel("FLOPs per shot (inner decoder excluded)")
     axes.set_ylabel("Δ_LER per shot, higher is better")
     axes.margins(0.12, 0.12)
@@ -69,35 +68,6 @@ def front(runs: Sequence[RunReport]) -> Figure | None:
     return figure
 
 
-def ler_vs_p(runs: Sequence[RunReport]) -> Figure | None:
-    """Draw the LER of the baselines and of the best verified rounds at every p, with Clopper-Pearson intervals."""
-    best = [(run, entry) for run in runs for entry in run.front[: max(1, 3 // len(runs))] if entry.key in run.details]
-    reports = [(run, entry, report) for run, entry in best if (report := run.verification(entry)) is not None]
-    curves = [(run, entry, report, counts) for run, entry, report in reports if (counts := _counts_by_p(report))]
-    if not curves:
-        return None
-    figure, axes = _figure()
-    drawn_envs: set[str] = set()
-    for index, (run, entry, report, by_p) in enumerate(curves):
-        if report.env_yaml_sha256 not in drawn_envs:
-            drawn_envs.add(report.env_yaml_sha256)
-            _baseline_rates(axes, report, index)
-        rates = [(p, counts.errors_candidate, counts.shots) for p, counts in by_p]
-        name = f"round {entry.row.round}" + (f" of {run.id}" if len(runs) > 1 else "")
-        _rates(axes, rates, COLOURS[SERIES[index % len(SERIES)]], name, "s", index + 1)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    ticks = sorted({p for *_, by_p in curves for p, _ in by_p})
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.xaxis.set_minor_formatter(lambda value, _: "")
-    _format_ticks(axes.yaxis, lambda value: f"{value:g}")
-    axes.set_xlabel("physical error rate p")
-    axes.set_ylabel("logical error rate per shot")
-    axes.margins(0.08, 0.12)
-    axes.legend(loc="lower right")
-    return figure
-
-
 def search_progress(runs: Sequence[RunReport]) -> Figure | None:
     """Draw the gain of every round on val shots and on fresh shots, with 95% intervals."""
     rows = [entry.row for run in runs for entry in run.listed]
@@ -107,7 +77,7 @@ def search_progress(runs: Sequence[RunReport]) -> Figure | None:
         return None
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = _figure()
+    figure, axes = new_figure()
     for index, run in enumerate(runs):
         colour = COLOURS[SERIES[index % len(SERIES)]]
         # With several runs the legend names the runs; circles and discs mean the same in all of them.
@@ -227,9 +197,9 @@ def _plot_progress(axes: Axes, run: RunReport, colour: str, labels: tuple[str | 
     tested = [(entry.row, gain) for entry in run.listed if (gain := entry.row.relative_holdout) is not None]
     effects = [(row.round, effect) for row, _ in validated if (effect := validation_effect(row)) is not None]
     on_val = [(number - X_OFFSET, effect.relative_low, effect.relative_high) for number, effect in effects]
-    _bars(axes, on_val, colour, scale=100, alpha=0.35)
+    draw_bars(axes, on_val, colour, scale=100, alpha=0.35)
     on_fresh = [(row.round + X_OFFSET, row.relative_holdout_low, row.relative_holdout_high) for row, _ in tested]
-    _bars(axes, on_fresh, colour, scale=100)
+    draw_bars(axes, on_fresh, colour, scale=100)
     style: Any = {"s": 16, "facecolor": "none", "edgecolor": colour, "alpha": 0.7, "label": labels[0]}
     if validated:
         axes.scatter([row.round - X_OFFSET for row, _ in validated], [gain for _, gain in validated], **style)
@@ -238,7 +208,7 @@ def _plot_progress(axes: Axes, run: RunReport, colour: str, labels: tuple[str | 
         axes.scatter([row.round + X_OFFSET for row, _ in tested], gains, s=30, color=colour, label=labels[1], zorder=3)
 
 
-def _bars(
+def draw_bars(
     axes: Axes,
     bars: Sequence[tuple[float, float | None, float | None]],
     colours: str | Sequence[str],
@@ -258,48 +228,6 @@ def _bars(
         axes.vlines(x, low, high, colors=colour, linewidth=1.2, alpha=alpha, zorder=2, capstyle="projecting")
 
 
-def _counts_by_p(report: VerifyReport, name: str | None = None) -> list[tuple[float, PairedCounts]]:
-    """Counts of the candidate and one baseline on the same shots, at every p where both were measured."""
-    name = name or report.backend
-    at_target = [member.against for member in report.panel if member.name == name] if report.effect else []
-    if report.effect and name == report.backend:
-        at_target = [report.effect]
-    effects = (*at_target, *(point for point in report.points if point.reference == name))
-    return sorted(((effect.p, effect.counts) for effect in effects if effect.p is not None), key=lambda pair: pair[0])
-
-
-def _baseline_rates(axes: Axes, report: VerifyReport, shift: int) -> None:
-    """Draw the baseline decoder, and the other baselines at every p where they were measured."""
-    others = [member.name for member in report.panel if member.name != report.backend]
-    for index, name in enumerate([report.backend, *others]):
-        rates = [(p, counts.errors_reference, counts.shots) for p, counts in _counts_by_p(report, name)]
-        if not rates:
-            continue
-        if index == 0:
-            _rates(axes, rates, COLOURS["soft"], f"{name} alone", "o", shift)
-        else:
-            _rates(axes, rates, COLOURS["bad"], name, "D^v*"[(index - 1) % 4], shift + 2)
-
-
-def _rates(
-    axes: Axes, rates: Sequence[tuple[float, int, int]], colour: str, name: str, marker: str, shift: int
-) -> None:
-    """Draw (p, errors, shots) with exact intervals, shifted slightly in x so that bars of several curves stay apart."""
-    from autoqec.qec.stats import clopper_pearson
-
-    factor = 1 + 0.012 * shift
-    x, y, below, above = [], [], [], []
-    for p, errors, shots in rates:
-        low, high = clopper_pearson(errors, shots)
-        rate = errors / shots if errors else high  # without errors: the upper bound, with a bar to the lower edge
-        x.append(p * factor)
-        y.append(rate)
-        below.append(rate - low if errors else 0.9 * rate)
-        above.append(high - rate)
-    style: Any = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.2, "capsize": 2}
-    axes.errorbar(x, y, yerr=[below, above], label=plain(name, 60), **style)
-
-
 def _validation_gain(entry: RoundEntry) -> float | None:
     """Relative gain on val shots, in percent."""
     found = entry.row.validation
@@ -314,7 +242,8 @@ def _flops(entry: RoundEntry) -> int:
     return max(1, entry.row.judge_flops_per_syndrome or entry.row.flops_per_syndrome or 1)
 
 
-def _figure() -> tuple[Figure, Axes]:
+def new_figure() -> tuple[Figure, Axes]:
+    """Return an empty chart and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE, layout="tight")
@@ -325,7 +254,7 @@ def _exponent(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-").replace(".0e", "e")
 
 
-def _format_ticks(axis: Any, label: Callable[[float], str], *, subs: tuple[float, ...] | None = None) -> None:
+def format_ticks(axis: Any, label: Callable[[float], str], *, subs: tuple[float, ...] | None = None) -> None:
     """Label major ticks only; subs: multiples of powers of ten at which a logarithmic axis has them."""
     from matplotlib.ticker import LogLocator
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autoqec.errors import AutoqecError
@@ -124,18 +126,18 @@ def test_charts_are_reproducible_files(tmp_path: Path, form: str) -> None:
 
     data = run_report.load_pages([runs.make_run(tmp_path / "workspace", 6)])
     first, second = (figures.save(tmp_path / name, form, data) for name in ("first", "second"))
-    assert [path.name for path in first] == [f"{name}.{form}" for name in ("front", "ler", "course")]
+    assert [path.name for path in first] == [f"{name}.{form}" for name in ("front", "ler", "ratio", "course")]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 def test_baselines_have_their_curves(tmp_path: Path) -> None:
     import matplotlib
 
-    from autoqec.reporting import charts
+    from autoqec.reporting import charts_by_p
 
     data = run_report.load_pages([runs.make_run(tmp_path / "workspace", 1)])
     with matplotlib.rc_context():
-        figure = charts.ler_vs_p(data)
+        figure = charts_by_p.ler_vs_p(data)
     assert figure is not None
     lines = {
         bars.get_label(): [round(float(y), 5) for y in bars.lines[0].get_ydata()] for bars in figure.axes[0].containers
@@ -145,6 +147,40 @@ def test_baselines_have_their_curves(tmp_path: Path) -> None:
         "mwpm_correlated": [0.0024, 0.011, 0.076],
         "round 1": [0.002, 0.0095, 0.069],
     }
+
+
+def test_ratio_to_correlated_matching_has_its_intervals(tmp_path: Path) -> None:
+    from matplotlib.collections import LineCollection
+
+    from autoqec.reporting import charts_by_p
+
+    (run,) = run_report.load_pages([runs.make_run(tmp_path / "workspace", 1)])
+    figure = charts_by_p.ratio_vs_p([run])
+    assert figure is not None
+    axes = figure.axes[0]
+    lines = {str(line.get_label()): [round(float(y), 4) for y in np.asarray(line.get_ydata())] for line in axes.lines}
+    assert lines == {"mwpm_correlated": [1, 1], "round 1": [round(x, 4) for x in (200 / 240, 950 / 1100, 6900 / 7600)]}
+    (bars,) = (found for found in axes.collections if isinstance(found, LineCollection))
+    report = run.verification(run.rounds[0])
+    assert report is not None
+    correlated = [effect for effect in report.points if effect.reference == "mwpm_correlated"]
+    correlated += [baseline.against for baseline in report.panel if baseline.name == "mwpm_correlated"]
+    expected = {(1 - (effect.relative_high or 0), 1 - (effect.relative_low or 0)) for effect in correlated}
+    assert {(low[1], high[1]) for low, high in bars.get_segments()} == expected
+
+
+def test_reports_without_correlated_matching_have_no_ratio_chart(tmp_path: Path) -> None:
+    from autoqec.reporting import charts_by_p
+
+    (run,) = run_report.load_pages([runs.make_run(tmp_path / "workspace", 1)])
+    for key, details in run.details.items():
+        report = details.verification
+        assert report is not None
+        panel = tuple(baseline for baseline in report.panel if baseline.name == "mwpm")
+        points = tuple(effect for effect in report.points if effect.reference == "mwpm")
+        alone = report.model_copy(update={"panel": panel, "points": points})
+        run.details[key] = dataclasses.replace(details, verification=alone)
+    assert charts_by_p.ratio_vs_p([run]) is None and charts_by_p.ler_vs_p([run]) is not None
 
 
 def test_point_size_grows_with_the_number_of_parameters(tmp_path: Path) -> None:
