@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from autoqec.decoders.decoding import CheckpointDecoder
+    from autoqec.launch.checkpoints import OpenCheckpoint
 
 FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 
@@ -85,17 +86,7 @@ def command(
         raise UsageError("needs a model", location="--allow-other-dem", hint="add --dem FILE")
     if threads > cpu_count():
         raise UsageError(f"{threads} threads on {cpu_count()} cores", location="--threads", hint="use fewer threads")
-    from autoqec.launch.checkpoints import open_checkpoint, open_model
-
-    if (checkpoint is None) == (model is None) or (model is not None and env_name is not None):
-        message = "name a CHECKPOINT, with or without --env, or a --model"
-        raise UsageError(message, hint="autoqec models lists the models of the package")
-    opened = (
-        nullcontext(open_model(model))
-        if checkpoint is None and model is not None
-        else open_checkpoint(checkpoint or Path(), env_name, trust_code=trust_code, unverified=unverified)
-    )
-    with opened as loaded:
+    with _opened(checkpoint, model, env_name, trust_code=trust_code, unverified=unverified) as loaded:
         if not loaded.verified:
             out.note("warning: this checkpoint is not a verified artifact")
         import torch
@@ -172,3 +163,16 @@ def _check_target(shots: Path, target: Path) -> None:
         )
     if target.exists() and shots.exists() and target.samefile(shots):
         raise UsageError("is the input file", location="--out", hint="choose another file")
+
+
+def _opened(
+    checkpoint: Path | None, model: str | None, env_name: str | None, *, trust_code: bool, unverified: bool
+) -> AbstractContextManager[OpenCheckpoint]:
+    from autoqec.launch.checkpoints import open_checkpoint, open_model
+
+    if (checkpoint is None) == (model is None) or (model is not None and env_name is not None):
+        message = "name a CHECKPOINT, with or without --env, or a --model"
+        raise UsageError(message, hint="autoqec models lists the models of the package")
+    if model is not None:
+        return nullcontext(open_model(model))
+    return open_checkpoint(checkpoint or Path(), env_name, trust_code=trust_code, unverified=unverified)

@@ -162,9 +162,10 @@ def test_verified_round_is_listed_by_run_and_number(
     workspace, run = copied(ran, tmp_path)
     monkeypatch.chdir(workspace.root)
     row_of(workspace, run, verify_verdict="SUSPICIOUS")
-    assert set(decoders()) == {"mwpm_correlated"}
+    without = set(decoders())
+    assert "mwpm_correlated" in without and not any(run in name for name in without)
     row_of(workspace, run, verify_verdict="VERIFIED")
-    assert set(decoders()) == {"mwpm_correlated", f"autoqec:{run}:1"}
+    assert set(decoders()) == without | {f"autoqec:{run}:1"}
     prob = Problem.from_env(load_env(workspace.root / "env.yaml")[0])
     compiled = decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)
     shots = sample(prob, SHOTS, 9)

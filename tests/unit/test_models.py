@@ -136,8 +136,9 @@ def test_model_on_another_circuit_is_not_measured(tmp_path: Path, capsys: pytest
     check_error(capsys.readouterr().err, "does not apply", hint=True)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name == NAME else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
+)
 def test_verification_of_a_model_is_repeated(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(group, ["models", "verify", name]) == 0
     assert "VERIFIED again" in capsys.readouterr().out

@@ -269,7 +269,7 @@ def test_distances_reject_weights_without_shortest_paths(weight: float) -> None:
 
 @pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
 def test_weights_of_very_different_size_are_matched(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distances that differ by less than the precision of a heap entry are still told apart."""
+    """Distances that differ by less than the precision of a heap entry are still distinguished."""
     if not built:
         monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: None)
     checks = sp.csc_matrix(np.array([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 1]], np.uint8))
