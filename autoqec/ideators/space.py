@@ -128,7 +128,7 @@ class Template:
     config: Config
 
 
-TEMPLATE_GATE = 5.0  # costs half of correlated matching, see docs/results/gated-decoding.md
+TEMPLATE_GATE = 4.0  # costs less than correlated matching, see docs/results/gated-decoding.md
 
 TEMPLATES: tuple[Template, ...] = (
     Template(

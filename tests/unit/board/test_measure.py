@@ -107,7 +107,7 @@ def test_failure_of_a_decoder_is_recorded(
 ) -> None:
     measure_cells(board, [(circuit, broken(name)), (circuit, load_decoders(board)["mwpm"])], Plan(1000))
     failed, other = read_measurements(board.results)
-    assert (failed.status, failed.message, failed.failures) == (status, message, ())
+    assert (failed.status, failed.failures) == (status, ()) and (failed.message or "").startswith(message)
     assert other.status == "ok" and other.shots == 1000, "the other cells are measured"
     assert failed.decoder_version is None, "the module belongs to no distribution"
 
@@ -122,7 +122,8 @@ def test_decoder_that_hangs_is_ended(board: BoardLayout, circuit: BoardCircuit) 
 def test_sandboxed_decoder_cannot_write_outside(board: BoardLayout, circuit: BoardCircuit) -> None:
     measure_cells(board, [(circuit, broken("writes", sandboxed=True))], Plan(1000))
     (found,) = read_measurements(board.results)
-    assert found.status == "error" and found.sandboxed and not Path(__file__).with_name("written_by_a_decoder").exists()
+    # a write may succeed in a temporary file system of the sandbox's own
+    assert found.sandboxed and not Path(__file__).with_name("written_by_a_decoder").exists()
 
 
 def test_added_decoders_are_listed_and_kept(board: BoardLayout) -> None:
