@@ -92,7 +92,7 @@ class _Session:
 
 
 def _timed(decode: Callable[[np.ndarray], Any], events: np.ndarray) -> tuple[Any, float]:
-    """Return predictions and CPU time: the wall clock of a shared machine measures its load."""
+    """Return predictions and CPU time; elapsed time would depend on the load of the machine."""
     start = time.process_time()
     predictions = decode(events)
     return predictions, time.process_time() - start

