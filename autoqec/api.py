@@ -171,6 +171,7 @@ def decode(
     allow_other_dem: bool = False,
     unverified: bool = False,
     trust_code: bool = False,
+    threads: int = 1,
 ) -> np.ndarray:
     """Decode shots with a checkpoint.
 
@@ -182,29 +183,36 @@ def decode(
         allow_other_dem: Whether `dem` may have other error mechanisms than the env.
         unverified: Whether to use a checkpoint that is not a verified artifact.
         trust_code: Whether code that the branch changed may run, outside the sandbox.
+        threads: Threads that decode parts of the shots in parallel, at most one per core; the predictions are the same.
 
     Returns:
         Predicted observable flips, bool [n_shots, n_observables].
 
     Raises:
-        UsageError: The checkpoint is not a verified artifact, or the shots do not fit its env.
+        UsageError: The checkpoint is not a verified artifact, the shots do not fit its env, or there are more threads
+            than cores.
         ContractError: The checkpoint is invalid, or its outputs are not finite.
     """
     import numpy as np
 
     from autoqec.decoders.decoding import CheckpointDecoder, read_model
+    from autoqec.decoders.threads import check_threads, decode_array
     from autoqec.errors import UsageError
     from autoqec.launch.checkpoints import open_checkpoint
 
+    check_threads(threads, "threads")
     env_name = None if env is None else str(env)
     with open_checkpoint(Path(checkpoint), env_name, trust_code=trust_code, unverified=unverified) as opened:
         model = None if dem is None else read_model(Path(dem), opened.env)
-        decoder = CheckpointDecoder.of(opened.env, opened.path, model, allow_other_dem=allow_other_dem)
-        events = np.asarray(detection_events)
-        if events.ndim != 2 or events.shape[1] != decoder.problem.n_detectors:
-            message = f"shape {events.shape} is not (n_shots, {decoder.problem.n_detectors})"
+        decoders = [
+            CheckpointDecoder.of(opened.env, opened.path, model, allow_other_dem=allow_other_dem)
+            for _ in range(threads)
+        ]
+        n_detectors, events = decoders[0].problem.n_detectors, np.asarray(detection_events)
+        if events.ndim != 2 or events.shape[1] != n_detectors:
+            message = f"shape {events.shape} is not (n_shots, {n_detectors})"
             raise UsageError(message, location="detection_events")
-        return decoder.decode(np.packbits(events.astype(bool), axis=1, bitorder="little"))
+        return decode_array(decoders, np.packbits(events.astype(bool), axis=1, bitorder="little"))
 
 
 def _run(env: str | None, resumed: str | None, named: Mapping[str, Any], on_event: OnEvent | None) -> RunResult:

@@ -18,7 +18,7 @@ import stim
 from autoqec.qec import backends, sampling, weighted_mwpm
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
-from benchmarks import aims, gated, parallel, report, scaling
+from benchmarks import aims, gated, parallel, report, scaling, threads
 from benchmarks.problems import surface
 from benchmarks.table import Row, record
 
@@ -160,7 +160,7 @@ def main() -> None:
     if args.aims is not None:
         aims.main(args.aims, args.dir)
         return
-    rows = [*soft_rows(), *gated.rows(), *plain_rows(), *sampling_rows(), *scaling.rows()]
+    rows = [*soft_rows(), *gated.rows(), *plain_rows(), *sampling_rows(), *scaling.rows(), *threads.rows()]
     record("decoding and sampling", rows)
     report_rows = report.rows()
     record("the report", report_rows)

@@ -13,7 +13,6 @@ import click
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
-from autoqec.system.machine import cpu_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +45,9 @@ FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 @click.option(
     "--allow-other-dem", is_flag=True, help="Accept a --dem with other error mechanisms, such as one of a device."
 )
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of the network.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Decode parts of the shots in parallel."
+)
 @click.option(
     "--latency",
     "latency_shots",
@@ -84,28 +85,30 @@ def command(
     _check_target(shots, target)
     if allow_other_dem and dem is None:
         raise UsageError("needs a model", location="--allow-other-dem", hint="add --dem FILE")
-    if threads > cpu_count():
-        raise UsageError(f"{threads} threads on {cpu_count()} cores", location="--threads", hint="use fewer threads")
+    from autoqec.decoders.threads import PART, check_threads, decode_parts
+
+    check_threads(threads, "--threads")
     with _opened(checkpoint, model, env_name, trust_code=trust_code, unverified=unverified) as loaded:
         if not loaded.verified:
             out.note("warning: this checkpoint is not a verified artifact")
-        import torch
-
-        from autoqec.decoders.decoding import CHUNK, CheckpointDecoder, read_model
+        from autoqec.decoders.decoding import CheckpointDecoder, read_model
         from autoqec.qec import shotfiles
 
-        torch.set_num_threads(threads)
         dem_model = None if dem is None else read_model(dem, loaded.env)
-        decoding = CheckpointDecoder.of(loaded.env, loaded.path, dem_model, allow_other_dem=allow_other_dem)
+        decoders = [
+            CheckpointDecoder.of(loaded.env, loaded.path, dem_model, allow_other_dem=allow_other_dem)
+            for _ in range(threads)
+        ]
+        decoding = decoders[0]
         problem = decoding.problem
         if decoding.other_circuit:
             out.note("warning: the network was trained on another circuit; its gain there was not verified")
-        events = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, CHUNK)
-        parts = (decoding.decode(part) for part in events)
+        events = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, PART)
+        parts = decode_parts(decoders, events)
         n = shotfiles.write(target, out_format or shotfiles.guess_format(target), problem.n_observables, parts)
         latency = None
         if latency_shots is not None and n:
-            again = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, CHUNK)
+            again = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, PART)
             latency = _measure_latency(out, decoding, first_shots(again, latency_shots))
     suffix = (
         f"; {decoding.n_unknown_edges} edges unknown to the network kept the priors of the model"
