@@ -29,8 +29,8 @@ from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.llm_role import Role
 from autoqec.ideators.llm_tools import TOOLS, ViewTools
 from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round
-from autoqec.ideators.run_record import ReadCode, ReadEvidence, format_run_record
-from autoqec.ideators.view_text import format_ideator_view, format_loss_curves, machine_block
+from autoqec.ideators.run_record import ReadCode, ReadEvidence, format_code, format_run_record
+from autoqec.ideators.view_text import budget_block, format_ideator_view, format_loss_curves, machine_block
 from autoqec.llm.base import LanguageModel, Message, Request
 from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.progress import read_loss_curves
@@ -59,6 +59,7 @@ class LlmIdeator(Role):
         predict_cost: Cost of a config; a proposal beyond the env's limits is then rejected before a round is spent.
         use_tools: Whether to offer the tools to a model that supports them.
         machine: Returns the current state of the machine.
+        budget_left: Returns what is left of each limit of the run, one line each.
         read_evidence: Reads what the files of a round say; with it, the model sees every recorded round in full.
         read_code: Reads the change of code of a branch; None if the run does not allow such changes.
     """
@@ -73,13 +74,14 @@ class LlmIdeator(Role):
         predict_cost: PredictCost | None = None,
         use_tools: bool = True,
         machine: Callable[[], dict[str, Any]] | None = None,
+        budget_left: Callable[[], list[str]] | None = None,
         read_evidence: ReadEvidence | None = None,
         read_code: ReadCode | None = None,
     ) -> None:
         super().__init__(lm, on_event=on_event)
         self._read_evidence, self._read_code = read_evidence, read_code
         self._predict_cost, self._use_tools = predict_cost, use_tools and lm.supports_tools
-        self._machine = machine
+        self._machine, self._budget_left = machine, budget_left
 
     def __call__(self, view: IdeatorView) -> IdeatorResponse | None:
         """Propose the next round; None without a usable answer."""
@@ -87,18 +89,22 @@ class LlmIdeator(Role):
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer), tools)
 
     def request(self, view: IdeatorView) -> Request:
-        """Return the prompt for a view: the record of the run, cached between calls, then its present state.
+        """Return the prompt for a view: the record of the run, cached from round to round, then its present state.
 
         Both have a bounded length for a run of any length.
         """
-        record = format_run_record(view, self._read_evidence, self._read_code) if self._read_evidence else ""
-        turn = format_ideator_view(view, with_rounds=not record) + "\nPropose the next round."
+        record = format_run_record(view, self._read_evidence) if self._read_evidence else ()
+        code = format_code(view, self._read_code) if self._read_code is not None else ""
+        state = format_ideator_view(view, with_rounds=not record)
+        turn = "\n".join(filter(None, (code, state, "Propose the next round.")))
+        aside = [machine_block(self._machine())] if self._machine is not None else []
+        aside += [budget_block(self._budget_left())] if self._budget_left is not None else []
         return Request(
             role=self.name,
             system=prompts.ideator_prompt(view, code_may_change=self._read_code is not None),
             messages=(Message(role="user", content=turn),),
             context=record,
-            aside=machine_block(self._machine()) if self._machine is not None else "",
+            aside="\n".join(filter(None, aside)),
             output=IdeatorAnswer,
             tools=TOOLS if self._use_tools else (),
         )

@@ -1,6 +1,7 @@
-"""Everything that a run measured, as text for a prompt: one paragraph per round, oldest first.
+"""Everything that a run measured, as blocks of a prompt: one per round, oldest first.
 
-The calls of one proposal (tool turns, a retry) share it, so that a provider's cache can serve it.
+The block of a round depends on this round and earlier ones only, so that the prompt of the next round begins with the
+same blocks and a provider's cache serves them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from autoqec.ideators import space
 from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.moves import ABORTED_STATUSES
 from autoqec.ideators.view_text import describe_config, format_loss_curves, format_parents, round_line, round_numbers
+from autoqec.qec.stats import validation_effect
 from autoqec.store.layout import RunLayout
 from autoqec.store.progress import LossCurve, read_loss_curves
 from autoqec.store.round_files import load_round
 
-MAX_RECORD_CHARS = 24_000
-MAX_ROUND_CHARS = 1_400
+DETAIL_STEP = 10  # rounds that leave the detailed part together; between two steps blocks are only added
+MAX_SUMMARY_CHARS = 6_000  # of the rounds before the detailed ones, in one block
+MAX_ROUND_CHARS = 1_150
 MAX_CODE_CHARS = 6_000
-DETAIL_STEP = 10
 LOSS_POINTS = 6
 
 
@@ -31,20 +33,18 @@ class RoundEvidence:
     """What the files of a round add to its row.
 
     Attributes:
-        fixed: Validation shots that the inner decoder alone got wrong and the predecoder right; None: not measured.
-        broken: The reverse.
+        validation: Gain over the inner decoder alone on validation shots; None: not measured.
         gains: Gain over each baseline on the verifier's shots.
         curves: Mean losses, by training phase.
     """
 
-    fixed: int | None = None
-    broken: int | None = None
+    validation: PairedEffect | None = None
     gains: tuple[PairedEffect, ...] = ()
     curves: dict[str, LossCurve] = field(default_factory=dict)
 
 
 ReadEvidence = Callable[[int], RoundEvidence]
-ReadCode = Callable[[str], str]
+ReadCode = Callable[[str, str | None], str]  # diff of a branch's code against another branch; None: the baseline
 
 
 def evidence_reader(layout: RunLayout) -> ReadEvidence:
@@ -57,8 +57,7 @@ def evidence_reader(layout: RunLayout) -> ReadEvidence:
             found = load_round(place)
             metrics, report = found.metrics, found.report
             known[number] = RoundEvidence(
-                fixed=metrics.val_fixed if metrics else None,
-                broken=metrics.val_broken if metrics else None,
+                validation=validation_effect(metrics) if metrics else None,
                 gains=tuple(result.against for result in report.panel) if report else (),
                 curves=read_loss_curves(place.progress),
             )
@@ -67,37 +66,58 @@ def evidence_reader(layout: RunLayout) -> ReadEvidence:
     return read
 
 
-def format_run_record(
-    view: IdeatorView, read_evidence: ReadEvidence, read_code: ReadCode | None = None, *, limit: int = MAX_RECORD_CHARS
-) -> str:
-    """Return the recorded rounds of a view in at most `limit` characters.
+def format_run_record(view: IdeatorView, read_evidence: ReadEvidence) -> tuple[str, ...]:
+    """Return the recorded rounds of a view as blocks, oldest first; () without any.
 
-    The last rounds, at least `DETAIL_STEP` if there are as many, and the best verified one are described in full, with
-    the change of code of the best one and of the last one. Earlier ones take one line; the oldest are left out if even
-    these do not fit.
+    The last rounds, at least `DETAIL_STEP` if there are as many, have a block each. The rounds before them share one
+    block with a line each, in which only the best verified one is described in full; if it becomes too long, its oldest
+    lines are left out. It changes every `DETAIL_STEP` rounds.
 
     Args:
         view: The view.
         read_evidence: Evidence of a round, by number.
-        read_code: Diff of a branch's code against the baseline ("" for a change of the config alone); None if the run
-            does not allow changes of code.
-        limit: Maximum number of characters.
     """
-    rows = [row for row in view.history if row.get("status") not in ABORTED_STATUSES]
-    if not rows:
-        return ""
+    rows = _recorded(view)
     names, by_branch = round_numbers(view), {row["branch"]: row for row in rows if row.get("branch")}
-    best = _best(rows)
     first_detailed = max(0, len(rows) - DETAIL_STEP) // DETAIL_STEP * DETAIL_STEP
-    paragraphs = [
-        _paragraph(row, names, by_branch, read_evidence(row["round"]))
-        if index >= first_detailed or row is best
-        else round_line(row, names)
-        for index, row in enumerate(rows)
-    ]
-    code = [] if read_code is None else _code_blocks([best, rows[-1]], read_code)
-    remaining = limit - sum(map(len, code)) - 100
-    return "\n".join([data_block("recorded rounds, oldest first", _last_that_fit(paragraphs, remaining)), *code])
+    earlier, detailed = rows[:first_detailed], rows[first_detailed:]
+
+    def paragraph(row: RoundRow) -> str:
+        return _paragraph(row, names, by_branch, read_evidence(row["round"]))
+
+    best = _best(earlier)
+    lines = [paragraph(row) if row is best else round_line(row, names) for row in earlier]
+    summary = [data_block("earlier rounds, oldest first", _last_that_fit(lines, MAX_SUMMARY_CHARS))] if lines else []
+    return (*summary, *(data_block(f"round {row['round']}", paragraph(row)) for row in detailed))
+
+
+def format_code(view: IdeatorView, read_code: ReadCode) -> str:
+    """Return the code of the best verified round against the baseline, and that of the last round against its parent.
+
+    Rounds that changed no code are left out.
+
+    Args:
+        view: The view.
+        read_code: Reads the difference of code.
+    """
+    rows, blocks = _recorded(view), list[tuple[str, str, str | None]]()
+    best, names = _best(rows), round_numbers(view)
+    if best is not None and best["branch"]:
+        name = f"code of round {best['round']}, the best, as a diff against the baseline"
+        blocks.append((name, best["branch"], None))
+    last = rows[-1] if rows else None
+    if last is not None and last["branch"]:
+        parents = [last["fork_from"]] if isinstance(last["fork_from"], str) else list(last["fork_from"])
+        parent = parents[0] if parents and parents[0] in names else None
+        if parent is not None or last is not best:
+            name = f"code of round {last['round']}, the last, as a diff against its parent"
+            blocks.append((f"{name} {format_parents(parent or 'baseline', names)}", last["branch"], parent))
+    texts = [(name, sanitize_code(read_code(branch, against), MAX_CODE_CHARS)) for name, branch, against in blocks]
+    return "\n".join(data_block(name, text) for name, text in texts if text)
+
+
+def _recorded(view: IdeatorView) -> list[RoundRow]:
+    return [row for row in view.history if row.get("status") not in ABORTED_STATUSES]
 
 
 def _best(rows: Sequence[RoundRow]) -> RoundRow | None:
@@ -112,9 +132,9 @@ def _paragraph(
     change = _change(row, by_branch)
     if change:
         lines.append(f"changed from {format_parents(row['fork_from'], names)}: {sanitize(change, 240)}")
-    if evidence.fixed is not None and row.get("val_shots"):
-        lines.append(f"validation: {evidence.fixed} fixed, {evidence.broken} broken of {row['val_shots']} shots")
-    lines += [f"gain over {_gain(effect)}" for effect in evidence.gains]
+    if evidence.validation is not None:
+        lines.append(_validation(evidence.validation))
+    lines += [f"gain over {_gain(effect)} (fresh shots)" for effect in evidence.gains]
     lines += [f"reason: {sanitize(reason, 160)}" for reason in (row.get("verify_reasons") or ())[:3]]
     if evidence.curves:
         lines.append("mean loss by number of updates:")
@@ -152,6 +172,12 @@ def _flat(config: dict[str, Any] | None) -> dict[str, Any]:
     return space.flatten(config or {})
 
 
+def _validation(effect: PairedEffect) -> str:
+    counts = effect.counts
+    fixed = f"{counts.fixed} fixed, {counts.broken} broken of {counts.shots} shots"
+    return f"validation: {fixed}, delta {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}]"
+
+
 def _gain(effect: PairedEffect) -> str:
     counts = effect.counts
     shots = f"{counts.errors_reference} to {counts.errors_candidate} errors in {counts.shots} shots"
@@ -161,19 +187,10 @@ def _gain(effect: PairedEffect) -> str:
     return f"{sanitize(effect.reference, 60)}: {effect.relative:.1%} {interval}, {shots}"
 
 
-def _code_blocks(rows: Sequence[RoundRow | None], read_code: ReadCode) -> list[str]:
-    blocks = []
-    for number, branch in {row["round"]: row["branch"] for row in rows if row is not None and row["branch"]}.items():
-        lines = [sanitize_line(line) for line in read_code(str(branch)).splitlines()]
-        text = "\n".join(lines)[:MAX_CODE_CHARS]
-        if text:
-            blocks.append(data_block(f"code of round {number}, as a diff against the baseline", text))
-    return blocks
-
-
-def sanitize_line(line: str) -> str:
-    """Return a line of code without control characters; indentation stays."""
-    return "".join(char if char.isprintable() else " " for char in line.expandtabs(4))[:200]
+def sanitize_code(text: str, limit: int) -> str:
+    """Return lines of code without control characters, cut to `limit` characters; indentation stays."""
+    lines = ("".join(c if c.isprintable() else " " for c in line.expandtabs(4))[:200] for line in text.splitlines())
+    return "\n".join(lines)[:limit]
 
 
 def _last_that_fit(paragraphs: Sequence[str], limit: int) -> str:

@@ -145,6 +145,11 @@ def machine_block(state: dict[str, Any]) -> str:
     return data_block("machine, and number of parameters: seconds of the last rounds", fit_lines([*lines, *timed], 500))
 
 
+def budget_block(lines: Sequence[str]) -> str:
+    """What is left of the limits of the run as a data block; empty without limits."""
+    return data_block("left of the budget", fit_lines(lines, 500)) if lines else ""
+
+
 def format_loss_curves(curves: Mapping[str, LossCurve], points: int = 16) -> str:
     """One line of `updates:loss` per training phase, thinned to about `points` values each."""
     lines = []

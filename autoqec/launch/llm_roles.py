@@ -16,6 +16,7 @@ from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import ContractError, UsageError
+from autoqec.launch.budget_left import remaining
 from autoqec.launch.role_options import RoleOptions
 from autoqec.llm.config import get_lm_client, round_timeout_s
 from autoqec.llm.deadline import calls_end_within
@@ -45,6 +46,7 @@ class LlmRoles:
         self.budget_message: str | None = None
         self._unusable_models: set[str] = set()
         self._round_timeout_s = round_timeout_s()
+        self._started = time.monotonic()
         self._model_seconds: defaultdict[str, float] = defaultdict(float)  # by attempt
         layout = run.layout
         if choice.cassette is not None and choice.cassette.resolve() != layout.cassette:
@@ -74,24 +76,38 @@ class LlmRoles:
             on_event=self._on_event,
             predict_cost=cost,
             machine=self._machine(),
+            budget_left=self._budget_left,
             read_evidence=evidence_reader(self._run.layout),
             read_code=self._code_change if self._choice.open_modules else None,
         )
         return self._with_ledger("ideator", self._with_run_memory(role))
 
-    def _code_change(self, branch: str) -> str:
-        """Return the diff of a branch's modules against the baseline, without the config; "" if it is gone."""
+    def _code_change(self, branch: str, against: str | None = None) -> str:
+        """Return the diff of a branch's modules without the config, "" if the branch is gone.
+
+        Args:
+            branch: The branch.
+            against: The branch that it is compared with; None or one that is gone: the baseline.
+        """
         repo = self._run.repo
-        commit = repo.rev_parse(branch)
+        commit, base = repo.rev_parse(branch), repo.rev_parse(against) if against is not None else None
         if commit is None:
             return ""
-        changed = repo.diff_entries(self._run.info.baseline_sha, commit)
+        base = base or self._run.info.baseline_sha
         paths = [
             entry.path
-            for entry in changed
+            for entry in repo.diff_entries(base, commit)
             if entry.path.startswith(f"{EDITABLE_MODULES}/") and entry.path != EDITABLE_CONFIG
         ]
-        return repo.diff_text(self._run.info.baseline_sha, commit, paths) if paths else ""
+        return repo.diff_text(base, commit, paths) if paths else ""
+
+    def _budget_left(self) -> list[str]:
+        """Return what is left of each limit of the run."""
+        settings = self._run.memory.history.info().settings
+        if settings is None:
+            return []
+        elapsed_s = time.monotonic() - self._started
+        return remaining(settings, self._run.memory.state, self._ledger.totals, elapsed_s)
 
     def _machine(self) -> Callable[[], dict[str, Any]]:
         """As `machine_state` for the run, but without loading torch; the machine is inspected once."""

@@ -159,7 +159,7 @@ class AnthropicLM(BaseLanguageModel):
         return body
 
     def _messages(self, request: Request) -> list[dict[str, Any]]:
-        """Return the turns; the context is a block of its own in the first one, at whose end the cache ends."""
+        """Return the turns; the first one begins with the blocks of the context, at whose end the cache ends."""
         turns: list[dict[str, Any]] = [
             {"role": m.role, "content": m.content if isinstance(m.content, str) else list(m.content)}
             for m in request.rendered_messages(with_context=False)
@@ -167,8 +167,10 @@ class AnthropicLM(BaseLanguageModel):
         if request.context:
             first = turns[0]["content"]
             rest = [{"type": "text", "text": first}] if isinstance(first, str) else first
-            cache = {"type": "ephemeral", "ttl": self._cache_ttl}
-            turns[0]["content"] = [{"type": "text", "text": request.context, "cache_control": cache}, *rest]
+            context: list[dict[str, Any]] = [{"type": "text", "text": text} for text in request.context]
+            # The provider looks for the longest cached prefix at this and at the 20 blocks before it.
+            context[-1]["cache_control"] = {"type": "ephemeral", "ttl": self._cache_ttl}
+            turns[0]["content"] = [*context, *rest]
         return turns
 
     def _system(self, blocks: tuple[str, ...]) -> list[dict[str, Any]]:

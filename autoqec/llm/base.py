@@ -48,7 +48,8 @@ class Request(Contract):
     Attributes:
         role: Who asks (ideator, coder, analyst, agent ...), for configuration and the ledger.
         system: Blocks, the stable part first; all but the last, or the only one, are cached if the backend can.
-        context: Text above the first turn, the same in every call of a conversation; cached if the backend can.
+        context: Blocks above the first turn. Those of an earlier call stay the same and new ones follow them, so that
+            a backend with a cache reads the earlier ones from it.
         aside: Text below the first turn that depends on the machine; it is not part of the fingerprint.
         output: Model that the answer must fit; numeric bounds are checked here, not by the provider.
         max_tokens: Limit of the answer, thinking included.
@@ -57,7 +58,7 @@ class Request(Contract):
     role: str = "agent"
     system: tuple[str, ...] = ()
     messages: tuple[Message, ...] = Field(min_length=1)
-    context: str = ""
+    context: tuple[str, ...] = ()
     aside: str = ""
     output: type[BaseModel] | None = Field(default=None, exclude=True)
     tools: tuple[Tool, ...] = ()
@@ -69,7 +70,7 @@ class Request(Contract):
         schema = self.output.model_json_schema() if self.output else None
         fields = {name: value for name, value in self.dump().items() if name not in ("aside", "context")}
         if self.context:  # a request without one has the fingerprint of earlier versions
-            fields["context"] = self.context
+            fields["context"] = list(self.context)
         return sha256_json({"model": model, "schema": schema, **fields})
 
     def rendered_messages(self, *, with_context: bool = True) -> tuple[Message, ...]:
@@ -79,10 +80,10 @@ class Request(Contract):
             with_context: Whether the first turn begins with `context`, for backends that send it as plain text.
         """
         first, *more = self.messages
-        around = (self.context if with_context else "", self.aside)
-        if not any(around) or not isinstance(first.content, str):
+        above = self.context if with_context else ()
+        if not (above or self.aside) or not isinstance(first.content, str):
             return self.messages
-        content = "\n".join(filter(None, (around[0], first.content, around[1])))
+        content = "\n".join(filter(None, (*above, first.content, self.aside)))
         return (first.model_copy(update={"content": content}), *more)
 
     def text(self) -> str:

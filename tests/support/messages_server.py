@@ -26,6 +26,7 @@ FIELDS = {
     "model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "metadata", "stop_sequences",
     "output_config", "thinking", "service_tier", "cache_control",
 }  # fmt: skip
+CACHE_LOOKBACK = 20  # blocks before a mark at which a cached prefix may end
 ERRORS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 529: "overloaded_error",
@@ -112,8 +113,8 @@ def overloaded_midway(behaviour: Behaviour) -> Behaviour:
 
 
 def tokens(value: Any) -> int:
-    """Count tokens: four characters of JSON per token, at least one."""
-    return max(1, len(json.dumps(value, ensure_ascii=False, sort_keys=True)) // 4)
+    """Count tokens: four characters of JSON per token, at least one; a cache mark counts nothing."""
+    return max(1, len(json.dumps(unmarked(value), ensure_ascii=False, sort_keys=True)) // 4)
 
 
 class ApiError(Exception):
@@ -172,18 +173,23 @@ class MessagesServer:
             return self._script.popleft() if self._script else self.answer(body)
 
     def usage(self, body: dict[str, Any], behaviour: Behaviour) -> dict[str, Any]:
-        """Return the four counters; the prompt up to the last cache mark is written once and then read."""
-        prefix, rest = split_at_cache(body)
-        usage: dict[str, Any] = {"input_tokens": sum(map(tokens, rest)), "cache_creation_input_tokens": 0}
-        usage |= {"cache_read_input_tokens": 0, "service_tier": "standard"}
-        if prefix:
-            digest = hashlib.sha256(json.dumps([body["model"], prefix], sort_keys=True).encode()).hexdigest()
-            with self._lock:
-                known = digest in self._cached
-                self._cached.add(digest)
-            usage["cache_read_input_tokens" if known else "cache_creation_input_tokens"] = sum(map(tokens, prefix))
-        made = usage["cache_creation_input_tokens"]
-        hour = made if '"ttl": "1h"' in json.dumps(prefix) else 0
+        """Return the four counters.
+
+        The prompt up to each cache mark is written once. A later request reads the longest known prefix that ends at
+        one of its marks or at most 20 blocks before it, and writes what follows up to the last mark.
+        """
+        parts, marks = prompt_parts(body), cache_marks(body)
+        digests, known = prefix_digests(body["model"], parts), 0
+        with self._lock:
+            for mark in marks:
+                ends = [end for end in range(max(1, mark - CACHE_LOOKBACK), mark + 1) if digests[end] in self._cached]
+                known = max([known, *ends])
+            self._cached |= {digests[mark] for mark in marks}
+        last = marks[-1] if marks else 0
+        usage: dict[str, Any] = {"input_tokens": sum(map(tokens, parts[last:])), "service_tier": "standard"}
+        made = usage["cache_creation_input_tokens"] = sum(map(tokens, parts[known:last]))
+        usage["cache_read_input_tokens"] = sum(map(tokens, parts[:known]))
+        hour = made if '"ttl": "1h"' in json.dumps(parts[:last]) else 0
         usage["cache_creation"] = {"ephemeral_1h_input_tokens": hour, "ephemeral_5m_input_tokens": made - hour}
         usage["output_tokens"] = sum(map(tokens, behaviour.content)) + behaviour.extra_output_tokens
         return usage
@@ -208,11 +214,24 @@ def prompt_parts(body: dict[str, Any]) -> list[Any]:
     return parts
 
 
-def split_at_cache(body: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    parts = prompt_parts(body)
-    marks = [index for index, part in enumerate(parts) if isinstance(part, dict) and "cache_control" in part]
-    end = marks[-1] + 1 if marks else 0
-    return parts[:end], parts[end:]
+def cache_marks(body: dict[str, Any]) -> list[int]:
+    """Return how many parts of the prompt each cache mark covers."""
+    parts = enumerate(prompt_parts(body), start=1)
+    return [end for end, part in parts if isinstance(part, dict) and "cache_control" in part]
+
+
+def unmarked(part: Any) -> Any:
+    """Return a part of a prompt without its cache mark, which is no part of what is cached."""
+    return {key: value for key, value in part.items() if key != "cache_control"} if isinstance(part, dict) else part
+
+
+def prefix_digests(model: str, parts: list[Any]) -> list[str]:
+    """Return the digest of each prefix of a prompt, by its number of parts."""
+    digests = [hashlib.sha256(model.encode()).hexdigest()]
+    for part in parts:
+        text = digests[-1] + json.dumps(unmarked(part), sort_keys=True)
+        digests.append(hashlib.sha256(text.encode()).hexdigest())
+    return digests
 
 
 def check(body: dict[str, Any], models: tuple[str, ...], *, counting: bool = False) -> None:

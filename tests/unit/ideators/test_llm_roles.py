@@ -40,14 +40,18 @@ from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
 from tests.support.messages_server import (
     MessagesServer,
+    cache_marks,
     cut,
     fail,
     malformed,
+    prompt_parts,
     rate_limited,
     refuse,
     say,
     say_json,
+    tokens,
     truncate,
+    unmarked,
     use_tool,
 )
 from tests.support.role_views import ideator_view
@@ -509,13 +513,48 @@ def test_bad_edits_are_rejected_with_the_reason(edit: dict[str, str], reason: st
 
 @pytest.mark.parametrize("code_may_change", [False, True])
 def test_ideator_knows_whether_code_may_change(code_may_change: bool) -> None:
-    read_code = {"exp/r/01-x": "+x = 1"}.__getitem__ if code_may_change else None
+    read_code = (lambda branch, against: "+x = 1") if code_may_change else None
     lm = ScriptedLM([answer(gnn(hidden=3))])
     seen = view(row(1, branch="exp/r/01-x", val_shots=None))
     assert LlmIdeator(lm, read_evidence=lambda number: RoundEvidence(), read_code=read_code)(seen) is not None
     (sent,) = lm.requests
-    assert ("custom_fn.py" in sent.system[1]) == ("+x = 1" in sent.context) == code_may_change
-    assert "r1;" in sent.context and "r1;" not in sent.messages[0].content, "rounds are listed once"
+    assert ("custom_fn.py" in sent.system[1]) == ("+x = 1" in sent.messages[0].content) == code_may_change
+    assert "r1;" in sent.context[0] and "r1;" not in sent.messages[0].content, "rounds are listed once"
+
+
+def test_prompt_of_a_round_begins_with_that_of_the_round_before(server: MessagesServer) -> None:
+    """Tools, system and finished rounds are the same bytes, so that the provider reads them from its cache."""
+    evidence = RoundEvidence(curves={"training": [(number, 5.0 / number) for number in range(1, 40)]})
+    read = {"read_evidence": lambda number: evidence, "read_code": lambda branch, against: f"+{branch}" * 40}
+    rows = [row(number, MLP, hypothesis="a wider net " * 12) for number in range(1, 13)]
+    server.answer = lambda body: say_json(answer(gnn(hidden=len(server.requests))))
+    ledger = Ledger()
+    ideator, shares, request_before = LlmIdeator(MeteredLM(served(server), ledger), **read), [], None  # type: ignore[arg-type]
+    for count in range(4, 13):
+        spent = ledger.totals.usage
+        assert ideator(view(*rows[:count])) is not None
+        request = server.requests[-1]
+        parts = list(map(unmarked, prompt_parts(request)))
+        end = cache_marks(request)[-1]
+        assert f'name="round {count}"' in parts[end - 1]["text"] and f'name="round {count}"' not in str(parts[end:])
+        if request_before is not None:
+            cached = list(map(unmarked, prompt_parts(request_before)))[: cache_marks(request_before)[-1]]
+            assert json.dumps(parts[: len(cached)]) == json.dumps(cached)
+            now = ledger.totals.usage
+            read_tokens = now.cache_read_input_tokens - spent.cache_read_input_tokens
+            assert read_tokens == sum(map(tokens, cached)), "all of it, as the server counts"
+            shares.append(read_tokens / (now.prompt_tokens - spent.prompt_tokens))
+        request_before = request
+    # The rest is the present state, the newest round, and the schema of the answer, which follows the messages here.
+    assert shares == sorted(shares) and shares[-1] > 0.4, shares
+    assert server.billed["read"] == ledger.totals.usage.cache_read_input_tokens
+
+
+def test_left_of_the_budget_is_shown_but_does_not_change_a_recording() -> None:
+    left = ["rounds: 3 of 10", "US dollars for models: 0.5 of 3"]
+    with_budget = LlmIdeator(ScriptedLM([]), budget_left=lambda: left).request(view())
+    assert "US dollars for models: 0.5 of 3" in with_budget.text()
+    assert with_budget.fingerprint("m") == LlmIdeator(ScriptedLM([])).request(view()).fingerprint("m")
 
 
 def test_edits_are_rejected_if_not_allowed() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
 from autoqec.ideators import run_record, space
-from autoqec.ideators.run_record import RoundEvidence, evidence_reader, format_run_record
+from autoqec.ideators.run_record import RoundEvidence, evidence_reader, format_code, format_run_record
+from autoqec.qec.stats import paired_effect
 from autoqec.store.layout import RunLayout
 from tests.support.role_views import ideator_view
 
@@ -19,7 +20,8 @@ GAIN = PairedEffect(
     reference="mwpm_correlated", p=0.005, counts=COUNTS, delta=5.5e-4, delta_low=2e-4, delta_high=8e-4,
     relative=0.122, relative_low=0.071, relative_high=0.171,
 )  # fmt: skip
-EVIDENCE = RoundEvidence(fixed=34, broken=14, gains=(GAIN,), curves={"edge labels": [(50, 0.31), (100, 0.21)]})
+VALIDATION = paired_effect(PairedCounts(shots=40_000, errors_reference=400, errors_candidate=380, fixed=34, broken=14))
+EVIDENCE = RoundEvidence(validation=VALIDATION, gains=(GAIN,), curves={"edge labels": [(50, 0.31), (100, 0.21)]})
 
 
 def row(number: int, **more: Any) -> dict[str, Any]:
@@ -35,8 +37,12 @@ def row(number: int, **more: Any) -> dict[str, Any]:
     return known | more
 
 
-def record(rows: list[dict[str, Any]], **more: Any) -> str:
-    return format_run_record(ideator_view(rows), lambda number: EVIDENCE, **more)
+def blocks(rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    return format_run_record(ideator_view(rows), lambda number: EVIDENCE)
+
+
+def record(rows: list[dict[str, Any]]) -> str:
+    return "\n".join(blocks(rows))
 
 
 def test_round_is_described_with_everything_that_was_measured() -> None:
@@ -46,8 +52,8 @@ def test_round_is_described_with_everything_that_was_measured() -> None:
         row(2, dsl_config=child, fork_from="exp/r/01-x", verify_verdict="FAILED", verify_reasons=["no gain"]),
     ])  # fmt: skip
     for part in (
-        "expected: idea 1", "validation: 34 fixed, 14 broken of 40000 shots",
-        "gain over mwpm_correlated: 12.2% [7.1%, 17.1%], 900 to 790 errors in 200000 shots",
+        "expected: idea 1", "validation: 34 fixed, 14 broken of 40000 shots, delta +5.00e-04 [+",
+        "gain over mwpm_correlated: 12.2% [7.1%, 17.1%], 900 to 790 errors in 200000 shots (fresh shots)",
         "edge labels: 50:0.31 100:0.21", "result: result 2", "advice: advice 2", "reason: no gain",
         "changed from r1: training.learning_rate", " to 0.0001",
     ):  # fmt: skip
@@ -59,26 +65,32 @@ def test_run_without_rounds_has_no_record() -> None:
 
 
 def test_length_is_bounded_and_the_newest_and_the_best_rounds_stay() -> None:
-    rows = [row(number, hypothesis="long " * 80) for number in range(1, 401)]
+    rows = [row(number, hypothesis="long " * 80) for number in range(1, 410)]
     rows[2] |= {"verify_verdict": "VERIFIED", "delta_vs_baseline_holdout": 5e-3}
     text = record(rows)
-    assert len(text) <= run_record.MAX_RECORD_CHARS and "(earlier rounds left out)" in text
-    assert "r400;" in text and text.count("validation: 34 fixed") >= run_record.DETAIL_STEP
+    assert len(text) <= 30_000 and "(earlier rounds left out)" in text
+    assert "r409;" in text and text.count("validation: 34 fixed") >= run_record.DETAIL_STEP
     assert "r3;" in record(rows[:60]) and record(rows[:60]).count("expected:") == run_record.DETAIL_STEP + 1
 
 
-def test_earlier_paragraphs_stay_between_two_steps() -> None:
-    rows = [row(number) for number in range(1, 30)]
-    shorter, longer = record(rows[:25]), record(rows[:29])
-    body = shorter.split("\n", 1)[1].rsplit("\n", 1)[0]
-    assert body in longer
+def test_blocks_of_a_round_begin_with_those_of_the_round_before() -> None:
+    """Except where `DETAIL_STEP` rounds leave the detailed part together."""
+    rows = [row(number, verify_verdict="VERIFIED", delta_vs_baseline_holdout=1e-3 * number) for number in range(1, 60)]
+    moved = []
+    for count in range(1, 59):
+        before, after = blocks(rows[:count]), blocks(rows[: count + 1])
+        if after[: len(before)] != before:
+            moved.append(count + 1)
+    assert moved == [20, 30, 40, 50]
 
 
 def test_code_of_the_best_and_the_last_round_is_shown_as_a_diff() -> None:
-    rows = [row(1, verify_verdict="VERIFIED", delta_vs_baseline_holdout=1e-3), row(2), row(3)]
-    diffs = {"exp/r/01-x": "+def net():\n+    return 1\x1b[2J", "exp/r/03-x": ""}
-    text = record(rows, read_code=diffs.__getitem__)
-    assert "+    return 1 [2J" in text and "code of round 1, as a diff" in text and "code of round 3" not in text
+    rows = [row(1, verify_verdict="VERIFIED", delta_vs_baseline_holdout=1e-3), row(2), row(3, fork_from="exp/r/02-x")]
+    diffs = {("exp/r/01-x", None): "+def net():\n+    return 1\x1b[2J", ("exp/r/03-x", "exp/r/02-x"): "-old"}
+    text = format_code(ideator_view(rows), lambda branch, against: diffs[branch, against])
+    assert "+    return 1 [2J" in text and "code of round 1, the best, as a diff against the baseline" in text
+    assert "code of round 3, the last, as a diff against its parent r2" in text and "-old" in text
+    assert format_code(ideator_view(rows), lambda branch, against: "") == "", "no code changed"
 
 
 @pytest.mark.parametrize("field", ["hypothesis", "summary_1line", "next_hypothesis_seed"])

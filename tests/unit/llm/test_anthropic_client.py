@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from dataclasses import replace
@@ -190,10 +191,19 @@ def test_aside_text_follows_the_cached_turn(server: MessagesServer, stream: bool
 
 def test_cache_ends_after_the_context(server: MessagesServer, stream: bool) -> None:
     server.script(say("ok"))
-    lm(server, stream=stream).complete(request("go", context="long record", aside="two cores"))
-    context, turn = server.requests[0]["messages"][0]["content"]
-    assert (context["text"], context["cache_control"]["type"]) == ("long record", "ephemeral")
+    lm(server, stream=stream).complete(request("go", context=("round 1", "round 2"), aside="two cores"))
+    first, second, turn = server.requests[0]["messages"][0]["content"]
+    assert first == {"type": "text", "text": "round 1"}
+    assert (second["text"], second["cache_control"]["type"]) == ("round 2", "ephemeral")
     assert turn == {"type": "text", "text": "go\ntwo cores"}
+
+
+def test_context_that_grows_is_read_from_the_cache(server: MessagesServer) -> None:
+    rounds = tuple(f"round {number}: " + "figures " * 50 for number in range(6))
+    usages = [lm(server).complete(request(f"round {n}", context=rounds[:n])).usage for n in (2, 3, 6)]
+    assert usages[0].cache_read_input_tokens == 0
+    for before, after in itertools.pairwise(usages):
+        assert after.cache_read_input_tokens == before.cache_read_input_tokens + before.cache_creation_input_tokens
 
 
 def test_tokens_are_counted_by_the_provider(server: MessagesServer) -> None:

@@ -86,7 +86,7 @@ def test_text_answer_with_system_prompt_and_usage(server, client, api):
 
 def test_context_precedes_the_first_turn(server, client):
     server.script(say("hello"))
-    client().complete(request("go", context="long record", aside="two cores"))
+    client().complete(request("go", context=("long record",), aside="two cores"))
     assert "long record\ngo\ntwo cores" in str(server.requests[0]).replace("\\n", "\n")
 
 
