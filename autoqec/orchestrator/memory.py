@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
@@ -21,6 +21,7 @@ from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import SUMMARY_FIELDS, Attempt, AttemptState, RunState, candidate_front
 
 FRONT, CANDIDATES = "pareto.json", "candidate_pareto.json"
+E = TypeVar("E", ParetoEntry, HistoryRow)
 
 
 class RunMemory:
@@ -39,6 +40,7 @@ class RunMemory:
         self.layout = RunLayout(directory.parent.parent, directory.name)
         self.history = History(self.layout)
         self.pareto_filename = pareto_filename
+        self._given: list[ParetoEntry | HistoryRow] = []
 
     @property
     def state(self) -> RunState:
@@ -67,22 +69,38 @@ class RunMemory:
         else:
             atomic.write_text(self.layout.log, views.log_head(self.history.info()) + text)
 
-    def update_pareto(self, entry: ParetoEntry | HistoryRow, pareto_filename: str | None = None) -> list[Path]:
+    def update_pareto(
+        self, entry: ParetoEntry | HistoryRow | Mapping[str, Any], pareto_filename: str | None = None
+    ) -> list[Path]:
         """Merge one entry into a Pareto file; a dominated entry does not change it.
 
         Args:
-            entry: A verified entry for `pareto.json`, or a nominated row for `candidate_pareto.json`.
+            entry: A verified entry for `pareto.json`, or a nominated row for `candidate_pareto.json`; a mapping has the
+                keys of either. If the history does not have the attempt, the entry stays until the views are rebuilt.
             pareto_filename: The file; by default the one that the object was created with.
 
         Returns:
             The files that were written, including the preview.
+
+        Raises:
+            ContractError: A field of a mapping is missing or invalid.
+            TypeError: The entry is not one of that file.
         """
-        if (pareto_filename or self.pareto_filename) == CANDIDATES:
-            nominated = [row for row in (*self.state.candidates, entry) if isinstance(row, HistoryRow)]
-            return self._write({self.layout.candidates: _candidate_file(candidate_front(nominated))})
-        verified = [known for known in (*self.state.front, entry) if isinstance(known, ParetoEntry)]
+        filename = pareto_filename or self.pareto_filename
+        if filename == CANDIDATES:
+            rows = (*self.state.candidates, *self._merge(HistoryRow, entry, filename))
+            return self._write({self.layout.candidates: _candidate_file(candidate_front(rows))})
+        verified = (*self.state.front, *self._merge(ParetoEntry, entry, filename))
         unique = {known.round_attempt_id: known for known in verified}
         return self._write(self._front_files(non_dominated(unique.values())))
+
+    def _merge(self, kind: type[E], entry: Any, filename: str) -> list[E]:
+        """Return the given entries whose attempt is not in the history, and this one last."""
+        given = kind.read(entry, location=filename) if isinstance(entry, Mapping) else entry
+        if not isinstance(given, kind):
+            raise TypeError(f"an entry of {filename} is a {kind.__name__}, not a {type(entry).__name__}")
+        self._given = [known for known in self._given if known.round_attempt_id not in self.state.rounds] + [given]
+        return [known for known in self._given if isinstance(known, kind)]
 
     def update_views(self, row: HistoryRow) -> None:
         """Update every view incrementally after `row`, the last row of the history."""
@@ -100,6 +118,7 @@ class RunMemory:
 
     def rebuild_views(self) -> list[Path]:
         """Write every view that differs from the history; return the written files."""
+        self._given = []
         return self._write(self.views())
 
     def stale_views(self) -> list[Path]:
