@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -33,7 +34,10 @@ def test_init_writes_files_for_assistants(workspace: Workspace) -> None:
     root = workspace.root
     for name, text in render(installed_command()).items():
         assert (root / name).read_text(encoding="utf-8") == text
-    assert (root / ".claude/skills/review-log/SKILL.md").exists()
+    server = json.loads((root / ".mcp.json").read_text(encoding="utf-8"))["mcpServers"]["autoqec"]
+    command = (root / ".claude/skills/review-log/SKILL.md").read_text(encoding="utf-8").split("```")[1].split()[0]
+    for program in (server["command"], command):
+        assert os.path.isabs(program) and os.access(program, os.X_OK)
     assert not (root / ".claude/skills/review-framework").exists()
     assert not any(name.startswith((".claude", ".mcp")) for name in workspace.git("ls-files").splitlines())
 

@@ -92,6 +92,9 @@ def test_type_is_read_under_both_names():
 def test_factory_builds_every_kind_and_refuses_others():
     assert memory_factory is build_memory
     assert set(MODULES) == {"history_list", "cheatsheet", "experience_db", "hybrid"}
+    for kind, (config, module) in MODULES.items():
+        built = build_memory({"_type": kind})
+        assert type(built) is module and type(built.config) is config and built.entries() == []
     with pytest.raises(UsageError, match="unknown memory type"):
         build_memory(MemoryModuleConfig(type="other"))
     with pytest.raises(UsageError, match="no `_type`"):

@@ -603,11 +603,12 @@ def analyst_view(tmp_path: Path, number: int = 2, **metrics: Any) -> AnalystView
 def test_analyst_reads_figures_losses_and_the_previous_round(server: MessagesServer, tmp_path: Path) -> None:
     analyst_view(tmp_path, 1, delta_ler=0.0011)
     server.script(say_json(NOMINATION))
-    response = LlmAnalyst(served(server))(analyst_view(tmp_path))
+    response = LlmAnalyst(served(server))(analyst_view(tmp_path, delta_ler=0.00213, n_params=170_003))
     assert response == AnalystResponse(**NOMINATION)
     turn = server.requests[0]["messages"][0]["content"]
     assert "training: 6:5.25 12:5.01\nfinetuning: 6:0.25 12:0.24" in turn, "losses of two phases stay apart"
     assert "0.0011" in turn and "60 shots fixed, 20 broken" in turn
+    assert '"delta_ler": 0.00213' in turn and '"n_params": 170003' in turn
     for private in (str(tmp_path), "77.7", "20260101"):
         assert private not in turn
 

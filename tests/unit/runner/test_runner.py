@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import pytest
 import torch
 
 import autoqec.decoders
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import Event
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.provenance import Manifest
@@ -29,6 +32,7 @@ from autoqec.runner import artifact_manifest, round_process, runner
 from autoqec.runner.child import classify_failure
 from autoqec.runner.spec import SCRATCH_DIR
 from autoqec.store import files
+from autoqec.system import machine
 
 from .conftest import SMALL, Ran, config_for
 
@@ -157,6 +161,25 @@ def test_manifest_has_versions_and_artifact_hashes(ok_round: Ran, problem: Probl
     assert manifest.packages["torch"] == torch.__version__
     assert manifest.round.command_line and manifest.round.seed == 7
     assert manifest.sandbox["tier"] in ("bubblewrap", "landlock", "none")
+
+
+def test_manifest_records_commit_versions_hashes_and_command_line(ok_round: Ran, tmp_path: Path) -> None:
+    shutil.copy(ok_round.layout.config, tmp_path)
+    shutil.copy(ok_round.layout.metrics, tmp_path)
+    config = ok_round.config.model_copy(update={"round_dir": str(tmp_path), "commit_sha": "a" * 40})
+    manifest = artifact_manifest.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={})
+    assert manifest == Manifest.model_validate_json((tmp_path / "artifact_manifest.json").read_text())
+    assert manifest is not None and manifest.repo.commit_sha == "a" * 40
+    assert manifest.packages == machine.versions() and len(manifest.packages) > 5
+    assert manifest.environment.env_yaml_sha256 == sha256_bytes(config.env_yaml.encode())
+    assert manifest.round.dsl_config_sha256 == parse_dsl(config.predecoder_config).sha256()
+    assert manifest.round.command_line == tuple(sys.argv)
+
+
+def test_only_a_successful_round_has_a_manifest(ok_round: Ran, env_text: str, tmp_path: Path) -> None:
+    assert ok_round.layout.manifest.is_file()
+    assert run_failing_round(env_text, tmp_path, {"type": "mlp"}).status == "compile_error"
+    assert not list(tmp_path.rglob("artifact_manifest.json"))
 
 
 def test_failed_manifest_is_recorded_and_the_round_stays_ok(

@@ -303,6 +303,10 @@ def test_designing_takes_several_turns_and_each_is_scored(tmp_path):
     assert feedback["target"] == f"{feedback['score']:.4f}" and not done
     assert '1. {"mlp.hidden": 16, "type": "mlp"}: relative gain +0.3333' in obs
     assert info["fidelity"] == "tabular"
+    obs, second, done, _ = env.step('{"type": "mlp", "mlp.hidden": 8}')
+    assert "2. {" in obs and not done and 0 < second["score"] < feedback["score"]
+    obs, third, done, _ = env.step('{"type": "mlp", "mlp.hidden": 16}')
+    assert (obs, third["score"], done) == (None, feedback["score"], True)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ def test_step_result_is_strict():
     assert result.dump() == {"obs": None, "action": "a", "feedback": {}, "done": True}
     with pytest.raises(ValidationError):
         StepResult(obs=None, action="a", feedback={}, done=True, reward=1)  # type: ignore[call-arg]
+    for name in result.dump():
+        with pytest.raises(ValidationError, match=name):
+            StepResult.model_validate({key: value for key, value in result.dump().items() if key != name})
 
 
 def test_exact_match_decides_correctness():

@@ -20,8 +20,8 @@ from autoqec.errors import RoundError, UsageError
 from autoqec.runner import AsyncRl, AsyncRlEval, MinibatchRl
 from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.loops.async_rl import ParameterServer
-from autoqec.runner.replay_buffer import FieldSelection
+from autoqec.runner.loops.async_rl import ParameterServer, figure_arrays
+from autoqec.runner.replay_buffer import FieldSelection, run_copier
 from autoqec.store.layout import RoundLayout
 
 from ..test_process_group import alive, wait_until_ended
@@ -94,6 +94,31 @@ def test_samplers_copiers_and_optimizer_are_separate_processes_and_no_batch_is_l
     assert "GapAverage" in table[0] and "DetectionsAverage" in table[0]
     assert (layout.train_dir / "training_last.pt").exists()
     assert not any(map(alive, loop.pids.values())) and not multiprocessing.active_children()
+
+
+def test_copiers_get_the_selection_of_sampler_to_buffer(layout: RoundLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(self: Any, name: str, target: Any, *args: Any) -> None:
+        started.append((name, target, args))
+        raise Stop
+
+    started: list[tuple[str, Any, Any]] = []
+    chosen = FieldSelection(("edges",), bits=("edges",))
+    loop = loop_of(AsyncRl, Make("edges"), layout, {})
+    monkeypatch.setattr(type(loop.algo), "sampler_to_buffer", chosen)
+    monkeypatch.setattr("autoqec.runner.process_group.WorkerGroup.start", stop)
+    with pytest.raises(Stop):
+        loop.train()
+    ((name, target, (double_buffer, replay, selection)),) = started
+    assert name == "copier 0" and target is run_copier and selection == chosen
+    samples, figures = loop.sampler.obtain_samples(1)
+    double_buffer.fill(samples.fields(), figure_arrays(figures, 0, BATCH))
+    double_buffer.end()
+    double_buffer.drain(replay, selection)
+    stored = replay.draw(8, np.random.default_rng(0))
+    assert set(stored) == {"edges"} and stored["edges"].shape[1] == -(-samples.fields()["edges"].shape[1] // 8)
 
 
 class Slow(AsyncRlEval):

@@ -163,7 +163,7 @@ def test_snapshot_reproduces_the_next_loss_exactly(problem: Problem, layout: Rou
             algo.optimize_agent(itr, sampler.obtain_samples(itr)[0])
         snapshot = loop.get_itr_snapshot(2)
         assert set(snapshot) == {"itr", "cum_steps", "agent_state_dict", "optimizer_state_dict"}
-        assert snapshot["cum_steps"] == 3 * sampler.batch_size
+        assert (snapshot["itr"], snapshot["cum_steps"]) == (2, 3 * sampler.batch_size)
         batches = [sampler.obtain_samples(itr)[0] for itr in (3, 4)]
         expected = [algo.optimize_agent(itr, batch) for itr, batch in enumerate(batches, start=3)]
         fresh = make_agent(problem, seed=99)
