@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from autoqec.system import sandbox
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A busy machine is no reason to fail: no test depends on wall-clock time.
+settings.register_profile("autoqec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("autoqec")
 
 
 @pytest.hookimpl(wrapper=True)
