@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -196,11 +197,14 @@ def _partial_files(layout: RunLayout) -> list[Path]:
 
     Salvaged files are not included.
     """
-    found, salvage = [], str(layout.salvage)
-    for where, folders, names in os.walk(layout.root):
-        # A .tmp directory is removed as a whole, or is in use by a job.
-        folders[:] = sorted(
-            name for name in folders if not name.endswith(".tmp") and os.path.join(where, name) != salvage
-        )
-        found += [Path(where, name) for name in sorted(names) if atomic.is_temporary(name)]
-    return found
+    found, folders = [], [str(layout.root)]
+    for folder in folders:  # grows; os.walk would cost three times as much
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                # A .tmp directory is removed as a whole, or is in use by a job.
+                if entry.is_dir(follow_symlinks=False):
+                    if not entry.name.endswith(".tmp") and entry.path != str(layout.salvage):
+                        folders.append(entry.path)
+                elif atomic.is_temporary(entry.name):
+                    found.append(Path(entry.path))
+    return sorted(found)
