@@ -13,7 +13,8 @@ from autoqec.contracts.models import VerifiedModel
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, UsageError
 from autoqec.store import files
-from autoqec.store.layout import PACKAGED_MODELS, ModelLayout, RunLayout
+from autoqec.store.layout import RunLayout
+from autoqec.store.package_layout import PACKAGED_MODELS, ModelLayout
 from autoqec.store.round_files import read_contract
 from autoqec.system.scratch import scratch
 
@@ -79,7 +80,7 @@ def verify_model(name: str, on_event: OnEvent, directory: Path = PACKAGED_MODELS
     Raises:
         ContractError: Archive or checkpoint are damaged, or the archive holds another checkpoint.
     """
-    from autoqec.orchestrator.archive import replay_archive
+    from autoqec.orchestrator.archive_replay import replay_archive
 
     layout, model = model_layout(name, directory), load_models(directory)[name]
     model_path(name, directory)

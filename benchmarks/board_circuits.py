@@ -11,7 +11,7 @@ from typing import Any
 from autoqec.board.circuits import circuit_sha256, generate
 from autoqec.contracts.board import BoardCircuit
 from autoqec.store import atomic
-from autoqec.store.layout import PACKAGED_BOARD
+from autoqec.store.package_layout import PACKAGED_BOARD
 
 # l x m, and the exponents of the polynomials (Bravyi et al., Nature 627, 778, 2024)
 BICYCLES = {

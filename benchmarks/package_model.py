@@ -14,7 +14,8 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator.archive_format import unpack
 from autoqec.store import atomic
 from autoqec.store.history import History
-from autoqec.store.layout import PACKAGED_MODELS, ModelLayout, RunLayout, runs_dir
+from autoqec.store.layout import RunLayout, runs_dir
+from autoqec.store.package_layout import PACKAGED_MODELS, ModelLayout
 from autoqec.store.round_files import read_contract
 
 LICENCE = "Apache-2.0"

@@ -35,7 +35,7 @@ from autoqec.contracts import (
     verdict,
 )
 from autoqec.contracts.base import Contract
-from autoqec.store.layout import PACKAGED_BOARD
+from autoqec.store.package_layout import PACKAGED_BOARD
 from docs import structure
 
 CONTRACTS = Path(__file__).parent / "contracts"

@@ -13,7 +13,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec.codes import build_source
 from autoqec.store import atomic, jsonl
-from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
+from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
 
 MAX_BYTES = 64 * 2**20
 _SEEDS = {"train": [0, 1], "val": [2, 3], "holdout": [4, 5]}  # an env needs bands; a board uses none of them

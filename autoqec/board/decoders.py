@@ -14,7 +14,7 @@ from autoqec.installation import __version__
 from autoqec.models import load_models, model_env
 from autoqec.qec.decoder_trust import FUNCTION
 from autoqec.store import atomic, jsonl
-from autoqec.store.layout import BoardLayout
+from autoqec.store.package_layout import BoardLayout
 
 BUILTIN_SOURCE = "autoqec.board.builtin:decoders"
 MODEL_SOURCE = "autoqec.sinter:decoders"

@@ -25,7 +25,7 @@ from autoqec.errors import UsageError
 from autoqec.installation import PACKAGE_DIR
 from autoqec.qec.sampling import Shots, unpack
 from autoqec.qec.stats import count_pairs, error_mask
-from autoqec.store.layout import BoardLayout
+from autoqec.store.package_layout import BoardLayout
 from autoqec.system import git, machine
 
 SAVE_S = 30.0  # seconds between two appended measurements of a long cell

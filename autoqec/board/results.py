@@ -14,7 +14,7 @@ from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
 from autoqec.errors import ContractError
 from autoqec.qec.stats import paired_effect, per_round, rate
 from autoqec.store import atomic, jsonl
-from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
+from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
 
 BlockKey = tuple[str | None, int | None, int, int]  # model, seed, shots per block, number of the block
 BlockCounts = tuple[int, int | None, int | None]  # failures, fixed, broken

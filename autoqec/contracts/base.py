@@ -14,7 +14,9 @@ from autoqec.errors import ContractError
 class Contract(BaseModel):
     """A frozen value. Building one forbids unknown keys; `read` keeps those that a later version added."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
 
     @classmethod
     def read(cls, data: Any, *, location: str = "") -> Self:

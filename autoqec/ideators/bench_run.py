@@ -16,6 +16,7 @@ from autoqec.ideators import random as uniform
 from autoqec.ideators.bench import ProposeFn, SimulatedRun, SimulationSettings
 from autoqec.ideators.bench_table import Table, mirror_params, shuffled_indices
 from autoqec.ideators.hybrid import Hybrid
+from autoqec.ideators.search_state import SearchState
 
 SEARCH_STRATEGIES: dict[str, ProposeFn] = {"random": uniform.propose, "tpe": tpe.propose, "evolve": evolve.propose}
 CONTROLS = ("none", "renamed", "shuffled", "noop")
@@ -73,7 +74,7 @@ class Oracle:
         """Propose the next round."""
         if self._quality is None:
             return None
-        state = moves.SearchState.read(view)
+        state = SearchState.read(view)
         rng = state.rng("oracle")
         configs = {
             index: space.build(self._rules.params_transform(entry.params))

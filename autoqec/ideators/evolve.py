@@ -13,7 +13,8 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pareto import dominates
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import moves, space
-from autoqec.ideators.moves import Move, SearchState
+from autoqec.ideators.moves import Move
+from autoqec.ideators.search_state import SearchState
 from autoqec.ideators.space import Params
 
 POPULATION_SIZE = 24  # most recent measured rounds, which may become parents

@@ -13,7 +13,7 @@ from typing import Any
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import moves, space, tpe
-from autoqec.ideators.moves import SearchState
+from autoqec.ideators.search_state import SearchState
 
 ProposeFn = Callable[[IdeatorView], IdeatorResponse]
 Model = Callable[[IdeatorView], IdeatorResponse | None]

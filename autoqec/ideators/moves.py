@@ -5,157 +5,22 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from autoqec.contracts.base import canonical_json
-from autoqec.contracts.dsl import DEPTH_FIELDS, WIDTH_FIELDS, PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import DEPTH_FIELDS, WIDTH_FIELDS
 from autoqec.contracts.messages import IdeatorResponse, parse_response
-from autoqec.contracts.pins import apply_pins, format_pins
+from autoqec.contracts.pins import format_pins
 from autoqec.contracts.round import ComposeMode, ForkFrom, canonical_fork
-from autoqec.contracts.views import IdeatorView, RoundRow
+from autoqec.contracts.views import RoundRow
 from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import space
+from autoqec.ideators.search_state import SearchState
 from autoqec.ideators.space import Config, Params
 
-ABORTED_STATUSES = ("orphaned_branch", "branch_manually_deleted")  # rows without information about their config
-MAX_ABORTED_ATTEMPTS = 2  # aborted rounds after which a config is not proposed again
 MAX_TRIES = 200
 MAX_DRAWS = 5000  # without a new config among them the space counts as exhausted
-
-
-@dataclass(frozen=True)
-class SearchState:
-    """The ideator's view as a search uses it.
-
-    Attributes:
-        seed: Seed of the run.
-        n_proposed: Number of measured and pending rounds. Rounds aborted by a crash do not count, so that the next
-            proposal after a crash is the one that was lost.
-        observed: Measured rows, oldest first.
-        pending: Rows of rounds that are not measured yet.
-        seen_digests: Digests of configs that are not proposed again.
-        composed_parents: Parent sets that were composed.
-        verified: Forkable verified rows, best first.
-        baseline: Config of the baseline commit.
-        inputs: What a network of this env reads; `all` for a code without another sector.
-        gate_available: Whether a config of this env can have a gate.
-        finetunes: Whether the env's inner decoder can be fine-tuned through.
-        pins: Keys that the run keeps fixed, with their values; they are not dimensions of its search.
-    """
-
-    seed: int
-    n_proposed: int
-    observed: tuple[RoundRow, ...]
-    pending: tuple[RoundRow, ...]
-    seen_digests: frozenset[str]
-    composed_parents: frozenset[str]
-    verified: tuple[RoundRow, ...]
-    baseline: Config
-    inputs: str
-    gate_available: bool
-    finetunes: bool
-    pins: Params
-    templates: tuple[space.Template, ...]
-
-    @classmethod
-    def read(cls, view: IdeatorView) -> SearchState:
-        """Read the ideator's view (`RunMemory.l2_for_ideator`)."""
-        history, pending = view.history, tuple(view.pending)
-        observed = tuple(row for row in history if row["status"] not in ABORTED_STATUSES)
-        aborted = Counter(_digest(row) for row in history if row["status"] in ABORTED_STATUSES)
-        seen_digests = {_digest(row) for row in (*observed, *pending)} | {
-            key for key, n in aborted.items() if n >= MAX_ABORTED_ATTEMPTS
-        }
-        composed = {row["fork_from_canonical"] for row in (*observed, *pending) if row["compose_mode"]}
-        verified = [row for row in observed if row["verify_verdict"] == "VERIFIED" and row["forkable"]]
-        verified.sort(key=lambda row: (-(row["delta_vs_baseline_holdout"] or 0.0), row["round"]))
-        pins = view.pins
-        return cls(
-            seed=view.seed,
-            n_proposed=len(observed) + len(pending),
-            observed=observed,
-            pending=pending,
-            seen_digests=frozenset(key for key in seen_digests if key),
-            composed_parents=frozenset(composed),
-            verified=tuple(verified),
-            baseline=apply_pins(space.normalise(view.baseline_config), pins),
-            inputs=view.inputs,
-            gate_available=view.gate_available,
-            finetunes=view.finetunes,
-            pins=pins,
-            templates=space.templates(view.env, view.inputs),
-        )
-
-    def rng(self, purpose: str) -> random.Random:
-        """Return a generator that depends on the seed of the run, the number of proposals and the purpose."""
-        return random.Random(f"{self.seed}/{self.n_proposed}/{purpose}")
-
-    @cached_property
-    def fixed_keys(self) -> frozenset[str]:
-        """Keys that are not searched: those of the pins, and `gate` if the env has no complementary gap."""
-        return frozenset(self.pins) | (frozenset() if self.gate_available else set(space.OPTIONAL_KEYS))
-
-    def active_dimensions(self, family: str) -> list[space.Dimension]:
-        """Dimensions of a family that are searched."""
-        return [dimension for dimension in space.active_dimensions(family) if dimension.key not in self.fixed_keys]
-
-    def params_of(self, config: Config) -> Params | None:
-        """Return the values of the searched dimensions and the family; None if one lies outside the space."""
-        return space.params_of(config, exclude=self.fixed_keys - {"type"})
-
-    def build(self, params: Params) -> Config | None:
-        """Return the config of these values and the pins; None if they contradict each other."""
-        try:
-            return self.with_pins(space.build(params))
-        except ContractError:
-            return None
-
-    def with_pins(self, config: Config) -> Config | None:
-        """Return the config with the env's inputs and the pins; None for a family other than the pinned one.
-
-        It has no gate if the env has no complementary gap and no pin asks for one.
-        """
-        if config["type"] != self.pins.get("type", config["type"]):
-            return None
-        if not self.gate_available:
-            config = space.without(config, space.OPTIONAL_KEYS)
-        try:
-            return apply_pins(with_inputs(config, self.inputs), self.pins)
-        except ContractError:
-            return None
-
-    def is_new(self, config: Config) -> bool:
-        """Return whether no measured or pending config is equivalent to `config`."""
-        if space.digest(config) in self.seen_digests:
-            return False
-        tried = self._by_recipe.get(self._recipe(parse_dsl(config)))
-        if not tried:
-            return True
-        from autoqec.decoders.equivalence import find_equivalent
-
-        return find_equivalent(parse_dsl(config), tried, finetunes=self.finetunes) is None
-
-    def _recipe(self, dsl: PredecoderDSL) -> str:
-        return canonical_json(dsl.training_signature(finetunes=self.finetunes))
-
-    @cached_property
-    def _by_recipe(self) -> dict[str, list[PredecoderDSL]]:
-        """Tried configs by training signature: only configs with the same one can be equivalent."""
-        by_recipe: dict[str, list[PredecoderDSL]] = defaultdict(list)
-        for row in (*self.observed, *self.pending):
-            if _digest(row) in self.seen_digests:
-                dsl = parse_dsl(row["dsl_config"])
-                by_recipe[self._recipe(dsl)].append(dsl)
-        return by_recipe
-
-    def config_of(self, fork_from: ForkFrom) -> Config | None:
-        """Return the config of a branch or of the baseline; None for an unknown branch."""
-        if fork_from == "baseline":
-            return self.baseline
-        return next((row["dsl_config"] for row in self.observed if row["branch"] == fork_from), None)
 
 
 @dataclass(frozen=True)
@@ -252,11 +117,6 @@ def draw(state: SearchState) -> Iterator[Params]:
         yield params
 
 
-def with_inputs(config: Config, inputs: str) -> Config:
-    """Return the config with this choice of the network's inputs."""
-    return config | {config["type"]: config[config["type"]] | {"inputs": inputs}}
-
-
 def extend(state: SearchState) -> Move | None:
     """Change one or two keys of one of the best verified branches by a step; None without a verified branch.
 
@@ -322,10 +182,6 @@ def merge_configs(base: Config, first: Config, second: Config) -> Config | None:
         return space.normalise(space.unflatten({key: value for key, value in flat.items() if value is not None}))
     except ContractError:
         return None
-
-
-def _digest(row: RoundRow) -> str | None:
-    return space.digest(row["dsl_config"]) if row["dsl_config"] else None
 
 
 def _size(config: Config) -> tuple[int | None, int | None]:

@@ -8,7 +8,7 @@ from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.env import Constraints
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError
-from autoqec.ideators.moves import ABORTED_STATUSES
+from autoqec.ideators.search_state import ABORTED_STATUSES
 
 PredictCost = Callable[[PredecoderDSL], Mapping[str, int]]
 _LIMITS = (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syndrome"))

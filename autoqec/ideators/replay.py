@@ -10,7 +10,8 @@ from autoqec.contracts.round import ForkFrom
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import moves, space
-from autoqec.ideators.moves import ABORTED_STATUSES, Move, SearchState
+from autoqec.ideators.moves import Move
+from autoqec.ideators.search_state import ABORTED_STATUSES, SearchState
 from autoqec.store.layout import BRANCH
 
 

@@ -14,7 +14,7 @@ from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import space
 from autoqec.ideators.data_blocks import data_block, sanitize
-from autoqec.ideators.moves import ABORTED_STATUSES
+from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.ideators.view_text import describe_config, format_loss_curves, format_parents, round_line, round_numbers
 from autoqec.qec.stats import validation_effect
 from autoqec.store.layout import RunLayout

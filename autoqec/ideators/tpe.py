@@ -13,7 +13,7 @@ from typing import Any
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import moves, space
-from autoqec.ideators.moves import SearchState
+from autoqec.ideators.search_state import SearchState
 from autoqec.ideators.space import Dimension, Params
 
 COMPOSE_PROBABILITY = 0.5  # of the proposals that could be compositions

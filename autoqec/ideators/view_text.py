@@ -17,7 +17,7 @@ from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
 from autoqec.ideators import prompts, space
 from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
-from autoqec.ideators.moves import ABORTED_STATUSES
+from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.store.progress import LossCurve
 
 _SHOWN_OF_PROFILE = {"name", "train_shots", "finetune_shots", "train_gflops", "val_shots"}

@@ -13,11 +13,12 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError
 from autoqec.reporting.round_details import DetailsReader, RoundDetails
 from autoqec.store import atomic
+from autoqec.store.attempt_state import Attempt
 from autoqec.store.files import dump_config, parse_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.round_files import load_contract
-from autoqec.store.run_state import Attempt, RoundState, RunState
+from autoqec.store.run_state import RoundState, RunState
 from autoqec.system import run_lock
 from autoqec.system.process import procfs
 

@@ -16,8 +16,9 @@ from autoqec.contracts.history import ATTEMPT_LINE, AttemptLine, HistoryRow, Run
 from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
 from autoqec.store import atomic, jsonl
+from autoqec.store.attempt_state import AttemptState, apply_lines
 from autoqec.store.layout import RunLayout
-from autoqec.store.run_state import AttemptState, RunState, apply_lines, apply_rows
+from autoqec.store.run_state import RunState, apply_rows
 
 Parsed = TypeVar("Parsed")
 State = TypeVar("State", RunState, AttemptState)

@@ -1,4 +1,4 @@
-"""Paths under runs/ and .worktrees/ and the names of branches and refs: the only module that defines them."""
+"""Paths under runs/ and .worktrees/ and names of branches and refs. Only this module and package_layout spell paths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from autoqec.contracts import names
-from autoqec.installation import PACKAGE_DIR
 
 # `\Z`, because `$` also matches before a trailing newline.
 RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")
@@ -303,67 +302,3 @@ def branch_round(branch: str) -> int | None:
     """Return the round number in a branch's name; None if it is not a round's branch."""
     match = BRANCH.match(branch)
     return int(match["round"]) if match else None
-
-
-@dataclass(frozen=True)
-class BoardLayout:
-    """Files of a decoder board: a directory of its own, or the one in the package."""
-
-    dir: Path
-
-    @property
-    def circuits(self) -> Path:
-        """`circuits.jsonl`: the pinned circuits."""
-        return self.dir / "circuits.jsonl"
-
-    @property
-    def decoders(self) -> Path:
-        """`decoders.jsonl`: decoders that the user added."""
-        return self.dir / "decoders.jsonl"
-
-    @property
-    def results(self) -> Path:
-        """`results.jsonl`: the measurements."""
-        return self.dir / "results.jsonl"
-
-    def circuit(self, sha256: str) -> Path:
-        """Return the file of an added circuit."""
-        return self.dir / "circuits" / f"{sha256}.stim"
-
-
-PACKAGED_BOARD = BoardLayout(PACKAGE_DIR / "data" / "board")
-
-
-@dataclass(frozen=True)
-class ModelLayout:
-    """Files of a verified model in the package."""
-
-    dir: Path
-
-    @property
-    def info(self) -> Path:
-        """`model.json`."""
-        return self.dir / "model.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        """`checkpoint.pt`: tensors and plain values."""
-        return self.dir / "checkpoint.pt"
-
-    @property
-    def env(self) -> Path:
-        """`env.yaml`."""
-        return self.dir / "env.yaml"
-
-    @property
-    def report(self) -> Path:
-        """`verification_report.json`."""
-        return self.dir / "verification_report.json"
-
-    @property
-    def archive(self) -> Path:
-        """`run.tar`: the archive of the closed run, with its secret."""
-        return self.dir / "run.tar"
-
-
-PACKAGED_MODELS = PACKAGE_DIR / "data" / "models"

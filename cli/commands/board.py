@@ -11,7 +11,7 @@ import click
 
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
-from autoqec.store.layout import BoardLayout
+from autoqec.store.package_layout import BoardLayout
 from autoqec.system.machine import cpu_count
 
 if TYPE_CHECKING:

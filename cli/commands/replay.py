@@ -13,7 +13,7 @@ from autoqec.contracts.events import ignore
 from autoqec.reporting.text import plain, pluralize
 
 if TYPE_CHECKING:
-    from autoqec.orchestrator.archive import Plan
+    from autoqec.orchestrator.archive_replay import Plan
 
 
 @click.command("replay")
@@ -28,7 +28,7 @@ def command(archive: Path, into: Path | None, out: Output) -> None:
 
     Exit status: 0 everything agrees, 1 a verdict differs, 2 a file was changed.
     """
-    from autoqec.orchestrator.archive import replay_archive
+    from autoqec.orchestrator.archive_replay import replay_archive
 
     into = into or Path(archive.name.removesuffix(".tar") + "-replayed")
     restored = replay_archive(archive, into, on_event=ignore, on_plan=functools.partial(_show, out))

@@ -19,8 +19,9 @@ from typing import Any
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import AutoqecError
-from autoqec.ideators import coder, moves, space, tpe
+from autoqec.ideators import coder, space, tpe
 from autoqec.ideators.analyst import analyse
+from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.orchestrator.executors.slurm import SlurmExecutor
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.store.files import dump_config
@@ -48,7 +49,7 @@ def changed(**keys: Any) -> dict[str, Any]:
 
 def scripted(cases: set[str], view: IdeatorView) -> IdeatorResponse:
     """Propose small networks forked from the baseline; with `compose` or `conflict` every third merges two."""
-    done = [row for row in view.history if row["status"] not in moves.ABORTED_STATUSES]
+    done = [row for row in view.history if row["status"] not in ABORTED_STATUSES]
     number = len(done) + len(view.pending) + 1
     config, fork_from, mode = changed(mlp__hidden=4 + number, training__finetune_share=0.0), "baseline", None
     if "bad" in cases:

@@ -229,7 +229,8 @@ def test_ten_concurrent_removals_remove_everything_once(littered: tuple[Path, Ru
 
 
 def test_archive_of_a_cleaned_closed_run_lists_removals(littered: tuple[Path, RunLayout, Repo], tmp_path: Path) -> None:
-    from autoqec.orchestrator.archive import package_run, replay_archive
+    from autoqec.orchestrator.archive_pack import package_run
+    from autoqec.orchestrator.archive_replay import replay_archive
 
     _, layout, repo = littered
     publish_secret(layout, repo)

@@ -9,7 +9,7 @@ import pytest
 from autoqec.board.circuits import load_circuits
 from autoqec.board.page import page
 from autoqec.board.results import cells
-from autoqec.store.layout import PACKAGED_BOARD
+from autoqec.store.package_layout import PACKAGED_BOARD
 from tests.support.browser import NAMES, Browser, find_browser
 from tests.unit.board.test_results import measurement
 

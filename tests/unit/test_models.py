@@ -20,7 +20,7 @@ from autoqec.models import load_models, model_env, model_path, model_report
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.sinter import decoders
-from autoqec.store.layout import PACKAGED_MODELS
+from autoqec.store.package_layout import PACKAGED_MODELS
 from tests.support.shown import check_error
 
 NAMES = sorted(load_models())
@@ -124,7 +124,7 @@ def test_commands_list_locate_and_refuse(capsys: pytest.CaptureFixture[str]) -> 
 def test_model_on_another_circuit_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from autoqec.board.circuits import load_circuits
     from autoqec.board.decoders import fits, load_decoders
-    from autoqec.store.layout import PACKAGED_BOARD
+    from autoqec.store.package_layout import PACKAGED_BOARD
 
     circuits = load_circuits(PACKAGED_BOARD)
     decoder = load_decoders(PACKAGED_BOARD)[f"autoqec:{NAME}"]

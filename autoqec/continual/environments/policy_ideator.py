@@ -17,7 +17,8 @@ from autoqec.continual.environments.design import (
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import moves, space
-from autoqec.ideators.moves import Move, SearchState
+from autoqec.ideators.moves import Move
+from autoqec.ideators.search_state import SearchState
 from autoqec.ideators.space import Config
 
 MAX_LEARNING_STEPS = 40

@@ -19,7 +19,8 @@ from autoqec.contracts.views import AnalystView, IdeatorView, RoundRow
 from autoqec.errors import UsageError
 from autoqec.ideators import analyst as mechanical
 from autoqec.ideators import moves, space
-from autoqec.ideators.moves import Move, SearchState
+from autoqec.ideators.moves import Move
+from autoqec.ideators.search_state import SearchState
 from autoqec.llm.base import LanguageModel
 from autoqec.store import files
 from autoqec.store.round_files import read_metrics

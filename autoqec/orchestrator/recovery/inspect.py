@@ -21,6 +21,7 @@ from autoqec.orchestrator import worktree
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.state import BranchTip, OpenRound, RunInspection
 from autoqec.store import atomic, jsonl
+from autoqec.store.attempt_state import Attempt
 from autoqec.store.layout import (
     RoundLayout,
     RunLayout,
@@ -30,7 +31,6 @@ from autoqec.store.layout import (
     round_branch_of,
 )
 from autoqec.store.round_files import load_contract, load_round
-from autoqec.store.run_state import Attempt
 from autoqec.system.git import Repo
 from autoqec.system.git.parsing import parse_commit
 

@@ -7,7 +7,7 @@ import pytest
 from autoqec.board.circuits import load_circuits
 from autoqec.contracts.board import BoardCircuit
 from autoqec.store import layout
-from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
+from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
 
 EMPTY = BoardLayout(Path("/nonexistent"))
 

@@ -18,7 +18,7 @@ from autoqec.board.results import cells, read_measurements
 from autoqec.board.shots import BLOCK_SHOTS, Model
 from autoqec.contracts.board import BoardCircuit, BoardDecoder
 from autoqec.errors import UsageError
-from autoqec.store.layout import BoardLayout
+from autoqec.store.package_layout import BoardLayout
 from autoqec.system import sandbox
 
 PINNED = (1337, 101)  # detection events and flips of the observable

@@ -19,7 +19,7 @@ from autoqec.board.summary import advice, cell_line, table_lines
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec.stats import clopper_pearson, per_round
-from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
+from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
 from benchmarks import board_circuits
 
 

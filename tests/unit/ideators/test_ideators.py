@@ -15,8 +15,8 @@ from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import evolve, space, tpe
 from autoqec.ideators.hybrid import Hybrid
-from autoqec.ideators.moves import SearchState
 from autoqec.ideators.replay import ReplayIdeator
+from autoqec.ideators.search_state import SearchState
 from tests.support import rounds
 from tests.support.role_views import ideator_view
 

@@ -13,6 +13,7 @@ from autoqec.contracts.pins import apply_pins, validate_pins
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import moves, space, tpe
+from autoqec.ideators.search_state import SearchState
 from autoqec.locate import BUILTIN
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, search
 from autoqec.store.files import dump_config, load_env
@@ -48,7 +49,7 @@ def test_every_proposal_keeps_the_pins_and_is_new(name: str, pins: dict[str, Any
 
 
 def test_tpe_uses_rounds_whose_pinned_values_are_outside_the_space() -> None:
-    state = moves.SearchState.read(view([], APART))
+    state = SearchState.read(view([], APART))
     params = state.params_of(apply_pins(BASELINE, APART))
     assert params is not None and "training.batch_size" not in params and params["type"] == "mlp"
     assert space.params_of(apply_pins(BASELINE, APART)) is None, "without the pins it is no point of the space"
@@ -60,10 +61,10 @@ def test_tpe_uses_rounds_whose_pinned_values_are_outside_the_space() -> None:
 
 def test_config_that_differs_only_in_a_pinned_key_is_not_new() -> None:
     tried = apply_pins(BASELINE, APART)
-    state = moves.SearchState.read(view([verified(1, tried, 0.002)], APART))
+    state = SearchState.read(view([verified(1, tried, 0.002)], APART))
     second = state.with_pins(with_keys(BASELINE, training__batch_size=2048))
     assert second == tried and not state.is_new(second)
-    assert moves.SearchState.read(view([], FAMILY)).with_pins(BASELINE) is None, "another family"
+    assert SearchState.read(view([], FAMILY)).with_pins(BASELINE) is None, "another family"
 
 
 def test_children_of_a_pinned_baseline_compose_and_their_files_merge(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_children_of_a_pinned_baseline_compose_and_their_files_merge(tmp_path: P
         apply_pins(with_keys(BASELINE, **keys), APART) for keys in ({"mlp__hidden": 300}, {"mlp__depth": 3})
     )
     history = [verified(1, first, 0.003), verified(2, second, 0.002)]
-    move = moves.compose(moves.SearchState.read(view(history, APART)))
+    move = moves.compose(SearchState.read(view(history, APART)))
     assert move is not None and move.compose_mode == "pure" and apply_pins(move.config, APART) == move.config
     assert (move.config["mlp"]["hidden"], move.config["mlp"]["depth"]) == (300, 3)
     for name, config in (("one", first), ("base", BASELINE), ("other", second), ("wanted", move.config)):
@@ -85,7 +86,7 @@ def test_children_of_a_pinned_baseline_compose_and_their_files_merge(tmp_path: P
 def test_extension_changes_no_pinned_key() -> None:
     every = {key: value for key, value in space.flatten(BASELINE).items() if key not in ("mlp.hidden", "training.init")}
     pins = validate_pins(every)
-    state = moves.SearchState.read(view([verified(1, BASELINE, 0.002)], pins))
+    state = SearchState.read(view([verified(1, BASELINE, 0.002)], pins))
     move = moves.extend(state)
     assert move is not None and set(space.changed_keys(move.config, BASELINE)) == {"mlp.hidden"}
 

@@ -17,6 +17,7 @@ from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import moves, space, tpe
 from autoqec.ideators import random as uniform
+from autoqec.ideators.search_state import SearchState
 from autoqec.store.files import load_env
 from tests.support.role_views import ideator_view
 
@@ -113,7 +114,7 @@ def test_large_surface_codes_start_with_shared_weights() -> None:
     large = view([], env=env)
     assert tpe.propose(large).proposal == space.LOCAL_TEMPLATE.config
     assert space.params_of(space.LOCAL_TEMPLATE.config) is not None
-    second = moves.next_template(moves.SearchState.read(view([row(1, space.LOCAL_TEMPLATE.config)], env=env)))
+    second = moves.next_template(SearchState.read(view([row(1, space.LOCAL_TEMPLATE.config)], env=env)))
     assert second is not None and second.config == BASELINE
     others: tuple[dict[str, Any], ...] = (
         {"code": env.code.model_copy(update={"distance": 5})},
@@ -131,13 +132,13 @@ def test_equivalent_config_is_not_new() -> None:
     tried = with_keys(BASELINE, training__finetune_share=0.0)
     same = with_keys(tried, training__finetune_learning_rate=1e-3, training__loop="minibatch_eval")
     for state in (
-        moves.SearchState.read(view([row(1, tried)])),
-        moves.SearchState.read(view([], pending=(row(1, tried),))),
+        SearchState.read(view([row(1, tried)])),
+        SearchState.read(view([], pending=(row(1, tried),))),
     ):
         assert not state.is_new(tried) and not state.is_new(same)
         assert state.is_new(with_keys(same, training__finetune_share=0.5))
     conv = space.normalise({"type": "conv", "conv": {"layers": 1}})
-    known = moves.SearchState.read(view([row(1, conv)]))
+    known = SearchState.read(view([row(1, conv)]))
     assert not known.is_new(with_keys(conv, conv__residual=False)) and known.is_new(with_keys(conv, conv__kernel=5))
 
 
@@ -152,8 +153,8 @@ def test_failed_rows_and_rows_outside_the_space_are_accepted() -> None:
     assert parse_dsl(tpe.propose(view(history)).proposal)
 
 
-def _state(seed: int) -> moves.SearchState:
-    return moves.SearchState.read(view([], seed=seed))
+def _state(seed: int) -> SearchState:
+    return SearchState.read(view([], seed=seed))
 
 
 def test_tpe_finds_small_learning_rates() -> None:
@@ -163,15 +164,14 @@ def test_tpe_finds_small_learning_rates() -> None:
         gain = -params["training.learning_rate"]
         history.append(row(number, space.build(params), delta_ler=gain, flops_per_syndrome=1, n_params=1))
     rates = [
-        next(tpe.suggestions(moves.SearchState.read(view(history, seed=s))))["training.learning_rate"]
-        for s in range(12)
+        next(tpe.suggestions(SearchState.read(view(history, seed=s))))["training.learning_rate"] for s in range(12)
     ]
     assert sorted(rates)[len(rates) // 2] < 1.5e-3  # the middle of uniform draws is 2.2e-3
 
 
 def test_extension_changes_one_or_two_keys_of_a_verified_branch() -> None:
     for seed in range(40):
-        state = moves.SearchState.read(view([verified(1, BASELINE, 0.002)], seed=seed))
+        state = SearchState.read(view([verified(1, BASELINE, 0.002)], seed=seed))
         move = moves.extend(state)
         assert move is not None and move.fork_from == "exp/r/01-x"
         keys = set(space.changed_keys(move.config, BASELINE)) - {"training.init"}
@@ -183,23 +183,21 @@ def test_extension_changes_one_or_two_keys_of_a_verified_branch() -> None:
 
 def test_only_existing_verified_branches_are_extended() -> None:
     gone = verified(1, BASELINE, 0.002, forkable=False)
-    assert moves.extend(moves.SearchState.read(view([gone, row(2, with_keys(BASELINE, mlp__hidden=300))]))) is None
+    assert moves.extend(SearchState.read(view([gone, row(2, with_keys(BASELINE, mlp__hidden=300))]))) is None
 
 
 def test_composition_merges_children_that_changed_different_keys() -> None:
     parent = verified(1, BASELINE, 0.001)
     left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
     right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
-    move = moves.compose(moves.SearchState.read(view([parent, left, right])))
+    move = moves.compose(SearchState.read(view([parent, left, right])))
     assert move is not None and move.compose_mode == "pure"
     assert move.fork_from == ("exp/r/03-x", "exp/r/02-x"), "the better one leads"
     assert move.config == with_keys(BASELINE, mlp__hidden=384, training__loss="focal")
     rival = verified(3, with_keys(BASELINE, mlp__hidden=512), 0.003, fork_from="exp/r/01-x")
-    assert moves.compose(moves.SearchState.read(view([parent, left, rival]))) is None
+    assert moves.compose(SearchState.read(view([parent, left, rival]))) is None
     stranger = verified(3, right["dsl_config"], 0.003)
-    assert moves.compose(moves.SearchState.read(view([parent, left, stranger]))) is None, (
-        "children of different parents"
-    )
+    assert moves.compose(SearchState.read(view([parent, left, stranger]))) is None, "children of different parents"
 
 
 def test_parent_set_is_composed_once_in_any_order() -> None:
@@ -207,7 +205,7 @@ def test_parent_set_is_composed_once_in_any_order() -> None:
     left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
     right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
     tried = row(4, None, fork_from=("exp/r/02-x", "exp/r/03-x"), compose_mode="pure", status="compose_conflict")
-    assert moves.compose(moves.SearchState.read(view([parent, left, right, tried]))) is None
+    assert moves.compose(SearchState.read(view([parent, left, right, tried]))) is None
 
 
 def test_tpe_extends_and_composes() -> None:
@@ -260,6 +258,6 @@ def test_gate_is_searched_only_where_the_env_has_a_gap(propose: Any) -> None:
 
 def test_rounds_without_a_gate_inform_the_search_for_one() -> None:
     ungated = {key: value for key, value in BASELINE.items() if key != "gate"}
-    params = moves.SearchState.read(view([row(1, ungated)])).params_of(ungated)
+    params = SearchState.read(view([row(1, ungated)])).params_of(ungated)
     assert params is not None and "gate" not in params
-    assert "gate" in next(tpe.suggestions(moves.SearchState.read(view([row(1, ungated)]))))
+    assert "gate" in next(tpe.suggestions(SearchState.read(view([row(1, ungated)]))))

@@ -1,0 +1,72 @@
+"""Paths of decoder boards, and of the boards and verified models in the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoqec.installation import PACKAGE_DIR
+
+
+@dataclass(frozen=True)
+class BoardLayout:
+    """Files of a decoder board: a directory of its own, or the one in the package."""
+
+    dir: Path
+
+    @property
+    def circuits(self) -> Path:
+        """`circuits.jsonl`: the pinned circuits."""
+        return self.dir / "circuits.jsonl"
+
+    @property
+    def decoders(self) -> Path:
+        """`decoders.jsonl`: decoders that the user added."""
+        return self.dir / "decoders.jsonl"
+
+    @property
+    def results(self) -> Path:
+        """`results.jsonl`: the measurements."""
+        return self.dir / "results.jsonl"
+
+    def circuit(self, sha256: str) -> Path:
+        """Return the file of an added circuit."""
+        return self.dir / "circuits" / f"{sha256}.stim"
+
+
+PACKAGED_BOARD = BoardLayout(PACKAGE_DIR / "data" / "board")
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """Files of a verified model in the package."""
+
+    dir: Path
+
+    @property
+    def info(self) -> Path:
+        """`model.json`."""
+        return self.dir / "model.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """`checkpoint.pt`: tensors and plain values."""
+        return self.dir / "checkpoint.pt"
+
+    @property
+    def env(self) -> Path:
+        """`env.yaml`."""
+        return self.dir / "env.yaml"
+
+    @property
+    def report(self) -> Path:
+        """`verification_report.json`."""
+        return self.dir / "verification_report.json"
+
+    @property
+    def archive(self) -> Path:
+        """`run.tar`: the archive of the closed run, with its secret."""
+        return self.dir / "run.tar"
+
+
+PACKAGED_MODELS = PACKAGE_DIR / "data" / "models"
