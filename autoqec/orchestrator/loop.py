@@ -95,20 +95,14 @@ def run_rounds(
     """
     emit, clock, interrupts = _serialize_events(run_log.logged(on_event)), Clock(), InterruptHandler()
     limits = [Budget(rounds=rounds), budget or Budget()]
-    if executor is None and parallel > 1:
-        executor = ParallelExecutor(
-            parallel, stop_reason=lambda: interrupts.stop_reason() or limits[1].hours_exhausted(clock.elapsed())
-        )
-    executor = executor or SerialExecutor()
+    executor = executor or _local_executor(parallel, limits[1], clock, interrupts)
     with interrupts:
         recorded = verify_pending(run.memory, run.repo, emit)
         pending = deque(_resume_cluster_rounds(run, executor, emit))
         failures = 0
         try:
             while True:
-                stop_reason = _stop_reason(run, limits, clock, interrupts, len(pending))
-                if failures >= MAX_INFRASTRUCTURE_FAILURES:
-                    stop_reason = f"{failures} consecutive rounds were killed by the machine (see `dmesg | tail`)"
+                stop_reason = _stop_reason(run, limits, clock, interrupts, len(pending), failures)
                 if stop_reason is None and len(pending) < executor.capacity:
                     started = start_round(run, emit)
                     if started.row is not None:
@@ -126,6 +120,14 @@ def run_rounds(
             for _, future in pending:
                 future.cancel()
             raise
+
+
+def _local_executor(parallel: int, budget: Budget, clock: Clock, interrupts: InterruptHandler) -> Executor:
+    if parallel == 1:
+        return SerialExecutor()
+    return ParallelExecutor(
+        parallel, stop_reason=lambda: interrupts.stop_reason() or budget.hours_exhausted(clock.elapsed())
+    )
 
 
 def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:
@@ -165,8 +167,10 @@ def _record_oldest(
 
 
 def _stop_reason(
-    run: Run, limits: list[Budget], clock: Clock, interrupts: InterruptHandler, n_running: int
+    run: Run, limits: list[Budget], clock: Clock, interrupts: InterruptHandler, n_running: int, failures: int
 ) -> str | None:
+    if failures >= MAX_INFRASTRUCTURE_FAILURES:
+        return f"{failures} consecutive rounds were killed by the machine (see `dmesg | tail`)"
     if interrupts.requested:
         return "interrupted; --resume continues"
     state = run.memory.state

@@ -183,6 +183,15 @@ def start_run(
         History(partial).write_info(_run_info(start, run_id=run_id, **common))
 
     layout = create_run_directory(start.repo.root, fill)
+    run = _open_new(start, layout, roles, threads)
+    run.memory.rebuild_views()
+    failpoint("run_created")
+    run_log.record(RunStarted(run_id=layout.run_id, env=start.env.name, profile=profile, seed=seed))
+    return run
+
+
+def _open_new(start: StartCheck, layout: RunLayout, roles: Roles | RolesFactory, threads: int) -> Run:
+    """Open a run whose directory was just created; delete the directory if that fails."""
     try:
         run = _open(
             start.repo, layout, start.env, start.env_text, start.baseline_config, start.network_options, roles, threads
@@ -191,9 +200,6 @@ def start_run(
         shutil.rmtree(layout.root, ignore_errors=True)
         raise
     run.notes.extend(start.notes)
-    run.memory.rebuild_views()
-    failpoint("run_created")
-    run_log.record(RunStarted(run_id=layout.run_id, env=start.env.name, profile=profile, seed=seed))
     return run
 
 

@@ -98,25 +98,16 @@ def command(
     from the reference are paired by seed and have a 95% bootstrap interval.
     """
     from autoqec.cli.bench_entries import BenchIdeators
-    from autoqec.errors import UsageError
     from autoqec.ideators.bench import SimulationSettings
     from autoqec.ideators.bench_run import CONTROLS, compare
     from autoqec.ideators.bench_table import DEFAULT, Table
-    from autoqec.launch.role_options import split_budget
-    from autoqec.orchestrator.budget import Budget
     from autoqec.store import atomic
 
-    measured_table, settings = (
-        Table.read(table or DEFAULT, env=env),
-        SimulationSettings(rounds=rounds, val_shots=val_shots, min_gain=min_gain),
-    )
+    measured_table = Table.read(table or DEFAULT, env=env)
+    settings = SimulationSettings(rounds=rounds, val_shots=val_shots, min_gain=min_gain)
     names = [name.strip() for name in strategies.split(",") if name.strip()]
-    limits, llm_limits = split_budget(budget)
-    if limits != Budget():
-        message = f"{budget!r} limits runs; this command starts none"
-        raise UsageError(message, location="--budget", hint="--budget usd=DOLLARS,tokens=COUNT; --rounds N")
-    tokens = int(llm_limits["tokens"]) if "tokens" in llm_limits else None
-    contestants = BenchIdeators(measured_table.env, model, checkpoint, llm_limits.get("usd"), tokens)
+    usd, tokens = _llm_limits(budget)
+    contestants = BenchIdeators(measured_table.env, model, checkpoint, usd, tokens)
     references = list(dict.fromkeys(name.strip() for name in reference.split(",")))
     extra_strategies, lines = contestants.by_name([*names, *references]), [_header(references)]
     for one in CONTROLS if control == "all" else (control,):
@@ -140,6 +131,19 @@ def command(
     out.say(text)
     if write is not None:
         atomic.write_text(write, f"{TITLE}\n{text}\n")
+
+
+def _llm_limits(budget: str) -> tuple[float | None, int | None]:
+    """Return the limits in US dollars and tokens. Raises UsageError if the budget names others."""
+    from autoqec.errors import UsageError
+    from autoqec.launch.role_options import split_budget
+    from autoqec.orchestrator.budget import Budget
+
+    limits, llm_limits = split_budget(budget)
+    if limits != Budget():
+        message = f"{budget!r} limits runs; this command starts none"
+        raise UsageError(message, location="--budget", hint="--budget usd=DOLLARS,tokens=COUNT; --rounds N")
+    return llm_limits.get("usd"), int(llm_limits["tokens"]) if "tokens" in llm_limits else None
 
 
 def _footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rounds: int) -> str:

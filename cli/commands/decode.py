@@ -110,22 +110,11 @@ def command(
         if latency_shots is not None and n:
             again = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, PART)
             latency = _measure_latency(out, decoding, first_shots(again, latency_shots))
-    suffix = (
-        f"; {decoding.n_unknown_edges} edges unknown to the network kept the priors of the model"
-        if decoding.n_unknown_edges
-        else ""
-    )
+    unknown = decoding.n_unknown_edges
+    suffix = f"; {unknown} edges unknown to the network kept the priors of the model" if unknown else ""
     out.say(f"{target}: {n} shots decoded, {pluralize(problem.n_observables, 'observable')} each{suffix}")
-    out.emit(
-        {
-            "out": str(target),
-            "shots": n,
-            "env": loaded.env.name,
-            "unknown_edges": decoding.n_unknown_edges,
-            "verified": loaded.verified,
-            **({} if latency is None else {"latency": latency}),
-        }
-    )
+    figures = {"shots": n, "env": loaded.env.name, "unknown_edges": unknown, "verified": loaded.verified}
+    out.emit({"out": str(target), **figures, **({} if latency is None else {"latency": latency})})
 
 
 def first_shots(parts: Iterator[np.ndarray], count: int) -> np.ndarray:

@@ -63,11 +63,7 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
     unrecorded = [branch for branch in shas if branch not in recorded_branches]
     commits = {info.baseline_sha, *(row.commit_sha for row in rows_by_attempt.values() if row.commit_sha)}
     verified = {key: row for key, row in rows_by_attempt.items() if row.verify_verdict is not None}
-    on_pins = {
-        attempt_id: f"{pins[attempt_id]}:{pointer_on_branch(row.round)}"
-        for attempt_id, row in verified.items()
-        if attempt_id in pins
-    }
+    on_pins = {key: f"{pins[key]}:{pointer_on_branch(row.round)}" for key, row in verified.items() if key in pins}
     names = [*shas.values(), *commits, *(f"{shas[branch]}:{_pointer_path(branch)}" for branch in unrecorded)]
     names += on_pins.values()
     found = dict(zip(names, repo.objects(names), strict=True)) if names else {}
