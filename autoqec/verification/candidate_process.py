@@ -17,10 +17,11 @@ from autoqec.verification.candidate.client import CandidateClient
 
 MAX_PROCESS_S = 14 * 24 * 3600.0
 DISK_MB = 16.0  # size limit of a candidate's log, and of its scratch directory
+MAX_OPEN_FILES = 256  # pipes hold memory that is in no account, 64 KiB each
 ANSWER_TIMEOUT_S = 300.0  # longest wait for one chunk, however much time is left
 
 
-def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, name: str, profile: Profile) -> CandidateClient:
+def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, profile: Profile) -> CandidateClient:
     """Start a candidate process under the profile's limits and send its specification.
 
     Args:
@@ -28,14 +29,13 @@ def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, name: str, 
         env_text: The run's env.yaml.
         dsl: The round's config.
         profile: Limits of time and memory.
-        name: Distinguishes the processes of one verification; their logs are named after it.
 
     Raises:
         UsageError: The sandbox cannot hide the run from the process.
     """
     argv = [sys.executable, "-P", "-s", "-m", "autoqec.verification.candidate.process"]
-    # Each process has its own copy of the artifact and its own scratch directory, under a name that cannot be guessed:
-    # Landlock lets a process stat any path that it knows, so a shared or guessable path could pass on information.
+    # Each process has its own copy of the artifact, scratch directory and log, under a name that cannot be guessed:
+    # Landlock lets a process stat any path that it knows, so the size of a guessable file could pass on information.
     private = frozen.dir.parent / secrets.token_hex(16)
     artifact, scratch = private / "artifact", private / "scratch"
     shutil.copytree(frozen.dir, artifact)
@@ -53,10 +53,14 @@ def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, name: str, 
     wrapped = sandbox.wrap(argv, policy, sandbox_backend=frozen.sandbox_backend)
     # The client limits the time spent waiting for answers; time that the verifier spends decoding must not count.
     limits = child.Limits(
-        wallclock_s=MAX_PROCESS_S, memory_gb=profile.memory_gb, disk_mb=DISK_MB, disk_dir=scratch, processes=64
+        wallclock_s=MAX_PROCESS_S,
+        memory_gb=profile.memory_gb,
+        disk_mb=DISK_MB,
+        disk_dir=scratch,
+        processes=64,
+        nofile=MAX_OPEN_FILES,
     )
-    log = frozen.dir.parent / f"{name}.log"
-    process = child.start(wrapped.argv, cwd=artifact, env=wrapped.env, limits=limits, stderr=log)
+    process = child.start(wrapped.argv, cwd=artifact, env=wrapped.env, limits=limits, stderr=private / "log")
     client = CandidateClient(process, answer_s=ANSWER_TIMEOUT_S, total_s=profile.judge_wallclock_s)
     client.send_spec(
         {

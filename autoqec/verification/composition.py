@@ -184,8 +184,8 @@ def _error_masks(
     plain = backends.make_backend(problem.env.plain, problem)
     with ExitStack() as stack:
         evaluations = []
-        for number, (copy, request) in enumerate(zip(frozen, requests, strict=True)):
-            client = candidate_process.start(copy, request.env_text, request.dsl, f"{SHOT_PURPOSE}-{number}", profile)
+        for copy, request in zip(frozen, requests, strict=True):
+            client = candidate_process.start(copy, request.env_text, request.dsl, profile)
             stack.callback(client.close)
             dsl = request.dsl
             evaluations.append(CandidateEvaluation(problem, shot_stream, client, dsl.output_mode, dsl.gate))

@@ -89,8 +89,7 @@ class VerificationSession:
         request, evidence = self.request, self.evidence
         with ExitStack() as stack:
             first, second = (
-                candidate_process.start(self.frozen, request.env_text, request.dsl, name, request.profile)
-                for name in ("first", "second")
+                candidate_process.start(self.frozen, request.env_text, request.dsl, request.profile) for _ in range(2)
             )
             stack.callback(first.close)
             stack.callback(second.close)

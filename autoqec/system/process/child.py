@@ -51,8 +51,9 @@ class Limits:
     """What a child and its descendants may use; None: no limit.
 
     Attributes:
-        memory_gb: Resident memory of the whole tree, in 1e9 bytes.
-        disk_mb: Blocks under `disk_dir`, in 1e6 bytes, and the size of any one file.
+        memory_gb: Memory of the whole tree, swapped and huge pages included, in 1e9 bytes.
+        disk_mb: Blocks of files under `disk_dir`, and of removed files that are still open or mapped, in 1e6 bytes; and
+            the size of any one file.
         processes: How many at a time, the child included.
         nofile: Soft and hard limit on open files.
         core: Limit on core files.
@@ -268,19 +269,19 @@ class _LimitMonitor:
         processes = procfs.process_tree(self._process.pid)[1:]  # the supervisor is ours
         rss = procfs.rss_bytes(processes)
         self._peak = max(self._peak, rss)
-        self._exceeded = self._exceeded_limit(rss, len(processes))
+        self._exceeded = self._exceeded_limit(rss, processes)
         return self._exceeded is not None or self._stopped.is_set()
 
-    def _exceeded_limit(self, rss: int, processes: int) -> tuple[LimitName, str] | None:
+    def _exceeded_limit(self, rss: int, processes: list[int]) -> tuple[LimitName, str] | None:
         limits, seconds = self._limits, self.seconds
         if seconds > limits.wallclock_s:
             return "wall clock", f"wall clock {seconds:.1f} s > {limits.wallclock_s:g} s"
         if limits.memory_gb is not None and (exceeded := _exceeded_memory(rss, limits.memory_gb)) is not None:
             return exceeded
-        if limits.processes is not None and processes > limits.processes:
-            return "processes", f"processes {processes} > {limits.processes}"
+        if limits.processes is not None and len(processes) > limits.processes:
+            return "processes", f"processes {len(processes)} > {limits.processes}"
         if limits.disk_mb is not None and limits.disk_dir is not None and seconds >= self._disk_due:
-            used = disk_bytes(limits.disk_dir) / 1e6
+            used = (disk_bytes(limits.disk_dir) + procfs.removed_bytes(processes, limits.disk_dir)) / 1e6
             self._disk_due = self.seconds + max(0.1, 10 * (self.seconds - seconds))
             if used > limits.disk_mb:
                 return "disk", f"disk {used:.0f} MB > {limits.disk_mb:g} MB"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+PROC = Path("/proc")
 
 
 def parents() -> dict[int, int]:
@@ -49,26 +51,70 @@ def process_tree(root: int) -> list[int]:
 
 
 def rss_bytes(processes: list[int]) -> int:
-    """Return the resident memory of the processes in bytes; shared pages count for each."""
-    total = 0
-    for pid in processes:
-        try:
-            total += int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
-        except (OSError, ValueError, IndexError):
-            continue
-    return total
+    """Return the memory of the processes in bytes, swapped and huge pages included; shared pages count for each."""
+    return _status_bytes(processes, ("VmRSS:", "VmSwap:", "HugetlbPages:"))
 
 
 def anonymous_bytes(processes: list[int]) -> int:
-    """Return the resident memory of the processes that no file backs, in bytes."""
+    """Return the memory of the processes that no file backs, swapped and huge pages included, in bytes."""
+    return _status_bytes(processes, ("RssAnon:", "RssShmem:", "VmSwap:", "HugetlbPages:"))
+
+
+def _status_bytes(processes: list[int], fields: tuple[str, ...]) -> int:
+    """Return the sum of fields of /proc/<pid>/status, which are given in kB, in bytes."""
     total = 0
     for pid in processes:
         try:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            lines = (PROC / str(pid) / "status").read_text().splitlines()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+        total += sum(int(line.split()[1]) for line in lines if line.startswith(fields))
     return total * 1024
+
+
+def removed_bytes(processes: list[int], directory: Path) -> int:
+    """Return the bytes of removed files on the file system of `directory` that the processes still hold.
+
+    A file is held by a descriptor, or by a mapping of a path below `directory`; each file counts once.
+    """
+    try:
+        device, below = os.stat(directory).st_dev, f"{directory.resolve()}/"
+    except OSError:
+        return 0
+    found: dict[tuple[int, int], int] = {}
+    for pid in processes:
+        for descriptor in _entries(PROC / str(pid) / "fd"):
+            with suppress(OSError):
+                info = os.stat(descriptor)
+                if stat.S_ISREG(info.st_mode) and info.st_nlink == 0 and info.st_dev == device:
+                    found[info.st_dev, info.st_ino] = info.st_blocks * 512
+        for inode, size in _removed_mappings(pid, below).items():
+            found.setdefault((device, inode), size)
+    return sum(found.values())
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return [directory / name for name in os.listdir(directory)]
+    except OSError:
+        return []
+
+
+def _removed_mappings(pid: int, below: str) -> dict[int, int]:
+    """Return inode -> mapped bytes of the removed files below a path that a process maps."""
+    found: dict[int, int] = {}
+    try:
+        lines = (PROC / str(pid) / "maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        if not line.endswith(" (deleted)"):
+            continue
+        span, _, _, _, inode, path = line.split(maxsplit=5)
+        if path.startswith(below):
+            start, end = (int(address, 16) for address in span.split("-"))
+            found[int(inode)] = found.get(int(inode), 0) + end - start
+    return found
 
 
 def start_time(pid: int) -> int | None:

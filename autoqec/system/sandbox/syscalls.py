@@ -72,7 +72,8 @@ UNLESS_GPU: dict[str, Numbers] = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194),
 }  # fmt: skip
 # A program of one process needs no lock between processes; on a readable file it would be a sign to another program.
-UNLESS_FORK: dict[str, Numbers] = {"fork": (57, None), "vfork": (58, None), "flock": (73, 32)}
+# The same holds for a pair of sockets, which holds memory that is in no account.
+UNLESS_FORK: dict[str, Numbers] = {"fork": (57, None), "vfork": (58, None), "flock": (73, 32), "socketpair": (53, 199)}
 # Refused as if the kernel were older: their arguments lie in memory, where a filter cannot read them, and libc has
 # another call to fall back to.
 NOT_IMPLEMENTED: dict[str, Numbers] = {"clone3": (435, 435), "openat2": (437, 437)}
@@ -84,10 +85,18 @@ ON_ITSELF: dict[str, Numbers] = {
 MODE_ARGUMENT: dict[str, tuple[Numbers, int]] = {
     "open": ((2, None), 2), "creat": ((85, None), 1), "openat": ((257, 56), 3),
 }  # fmt: skip
-IOCTL, FCNTL, CLONE = (16, 29), (72, 25), (56, 220)
-# Inode flags, project ids, verity, encryption, freezing: 'f', 'v', 'X', btrfs, f2fs. And typing into a terminal.
-IOCTL_TYPES, IOCTLS = (0x66, 0x76, 0x58, 0x94, 0xF5), (0x5412, 0x541C)
-FCNTLS = (1024, 1026, 1036, 1038)  # F_SETLEASE, F_NOTIFY, F_SET_RW_HINT, F_SET_FILE_RW_HINT
+IOCTL, FCNTL, CLONE, PRCTL, MMAP = (16, 29), (72, 25), (56, 220), (157, 167), (9, 222)
+# Inode flags, project ids, verity, encryption, freezing: 'f', 'v', 'X', btrfs, f2fs. And typing into a terminal, and
+# the owner of a descriptor (FIOSETOWN, SIOCSPGRP), to whom the kernel sends signals.
+IOCTL_TYPES, IOCTLS = (0x66, 0x76, 0x58, 0x94, 0xF5), (0x5412, 0x541C, 0x8901, 0x8902)
+# F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY, F_SET_RW_HINT, F_SET_FILE_RW_HINT
+FCNTLS = (8, 10, 15, 1024, 1026, 1036, 1038)
+# Record locks (F_GETLK, F_SETLK, F_SETLKW, F_OFD_*): a read lock on a readable file is a note to another process.
+# F_SETPIPE_SZ: the content of a pipe is memory that is in no account.
+FCNTLS_UNLESS_FORK = (5, 6, 7, 36, 37, 38, 1031)
+PRCTLS = (4,)  # PR_SET_DUMPABLE: changes the owner of the files in /proc/PID, which every process can see
+# MAP_SHARED with or without a file: the memory stays while nothing of it is resident. MAP_HUGETLB: it never is.
+_MAP_SHARED, _MAP_HUGETLB = 0x01, 0x40000
 _SPECIAL_MODE, _CLONE_THREAD = 0o7000, 0x10000
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET, TIME
 _IP = (2, 10, 16)  # AF_INET, AF_INET6, and AF_NETLINK, by which a program finds its own interfaces
@@ -103,7 +112,7 @@ def filter_program(*, network: bool, loopback: bool, gpu: bool, fork: bool, sign
         network: Sockets of every kind are allowed.
         loopback: IP sockets are allowed, others are not.
         gpu: Calls that GPU drivers and libraries need are allowed.
-        fork: New processes are allowed; threads always are.
+        fork: New processes, and what only several processes need, are allowed; threads always are.
         signals: Sending signals is allowed.
 
     Raises:
@@ -129,7 +138,10 @@ def filter_program(*, network: bool, loopback: bool, gpu: bool, fork: bool, sign
         out += _case(numbers[column], [_argument(argument), _op(_ANY_BIT, _SPECIAL_MODE, 0, 1), _denied()])
     types = [_op(_AND, 0xFF00), *_none_of(kind << 8 for kind in IOCTL_TYPES)]
     out += _case(IOCTL[column], [_argument(1), *_none_of(IOCTLS), *types])
-    out += _case(FCNTL[column], [_argument(1), *_none_of(FCNTLS)])
+    out += _case(FCNTL[column], [_argument(1), *_none_of(FCNTLS if fork else FCNTLS + FCNTLS_UNLESS_FORK)])
+    out += _case(PRCTL[column], [_argument(0), *_none_of(PRCTLS)])
+    if not fork and not gpu:
+        out += _case(MMAP[column], [_argument(3), _op(_ANY_BIT, _MAP_SHARED | _MAP_HUGETLB, 0, 1), _denied()])
     threads = [] if fork else [_op(_ANY_BIT, _CLONE_THREAD, 1, 0), _denied()]
     out += _case(CLONE[column], [_argument(0), _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _denied(), *threads])
     return b"".join([*out, _op(_RETURN, _ALLOW)])

@@ -165,6 +165,34 @@ def test_disk_limit_of_a_directory(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("held", ["open(name, 'rb+')", "mmap.mmap(os.open(name, os.O_RDONLY), 0, mmap.MAP_PRIVATE)"])
+def test_removed_files_count_as_long_as_they_are_held(held: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    code = f"""
+    import mmap, os, time
+    kept = []
+    def hold(name):
+        with open(name, "wb") as out:
+            out.write(os.urandom(900_000))
+        kept.append({held})
+        os.unlink(name)
+    for n in range(10):
+        hold(f"out/{{n}}")
+    assert not os.listdir("out")
+    time.sleep(600)
+    """
+    result = run(code, tmp_path, Limits(wallclock_s=60, disk_mb=4, disk_dir=tmp_path / "out"))
+    assert result.limit == "disk" and str(result.limit_broken).endswith("> 4 MB")
+
+
+def test_swapped_and_huge_pages_count_as_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "7").mkdir()
+    lines = ["VmSize: 900 kB", "VmRSS: 100 kB", "RssAnon: 40 kB", "RssFile: 50 kB", "RssShmem: 10 kB", "VmSwap: 5 kB"]
+    (tmp_path / "7" / "status").write_text("\n".join([*lines, "HugetlbPages: 2 kB", ""]))
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
+    assert procfs.rss_bytes([7, 8]) == 107 * 1024 and procfs.anonymous_bytes([7, 8]) == 57 * 1024
+
+
 def test_single_file_cannot_exceed_the_disk_limit(tmp_path: Path) -> None:
     code = "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nopen('big', 'wb').write(bytes(3_000_000))"
     assert run(code, tmp_path, Limits(wallclock_s=60, disk_mb=1)).returncode == 1

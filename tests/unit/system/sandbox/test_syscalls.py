@@ -73,6 +73,25 @@ ARGUMENTS = {
     "ioctl(TIOCSTI)": ("fcntl.ioctl(0, 0x5412, b'x')", True),
     "fcntl(F_GETFD)": ("fcntl.fcntl(1, fcntl.F_GETFD)", False),
     "fcntl(F_SETLEASE)": ("fcntl.fcntl(os.open('/dev/null', 0), fcntl.F_SETLEASE, fcntl.F_RDLCK)", True),
+    "fcntl(F_SETOWN)": ("fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())", True),
+    "fcntl(F_SETSIG)": ("fcntl.fcntl(0, fcntl.F_SETSIG, 10)", True),
+    "ioctl(FIOSETOWN)": ("fcntl.ioctl(os.pipe()[0], 0x8901, bytes(4))", True),
+    "fcntl(F_SETLK), read": ("fcntl.lockf(open(os.__file__), fcntl.LOCK_SH | fcntl.LOCK_NB)", True),
+    "fcntl(F_SETLK), write": ("fcntl.lockf(open('f', 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)", True),
+    "fcntl(F_SETLKW)": ("fcntl.lockf(open(os.__file__), fcntl.LOCK_SH)", True),
+    "fcntl(F_GETLK)": ("fcntl.fcntl(open('f', 'w'), fcntl.F_GETLK, bytes(32))", True),
+    "fcntl(F_OFD_SETLK)": ("fcntl.fcntl(open('f', 'w'), 37, LOCK)", True),
+    "fcntl(F_OFD_SETLKW)": ("fcntl.fcntl(open('f', 'w'), 38, LOCK)", True),
+    "fcntl(F_OFD_GETLK)": ("fcntl.fcntl(open('f', 'w'), 36, LOCK)", True),
+    "flock": ("fcntl.flock(open('f', 'w'), fcntl.LOCK_SH)", True),
+    "fcntl(F_SETPIPE_SZ)": ("fcntl.fcntl(os.pipe()[0], 1031, 2**20)", True),
+    "socketpair": ("socket.socketpair()", True),
+    "prctl(PR_SET_NAME)": ("prctl(15, b'name')", False),
+    "prctl(PR_SET_DUMPABLE)": ("prctl(4, 0)", True),
+    "mmap(MAP_PRIVATE)": ("mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)", False),
+    "mmap(MAP_SHARED | MAP_ANONYMOUS)": ("mmap.mmap(-1, 4096)", True),
+    "mmap(MAP_SHARED), file": ("mmap.mmap(os.open(os.__file__, 0), 10, mmap.MAP_SHARED, mmap.PROT_READ)", True),
+    "mmap(MAP_HUGETLB)": ("mmap.mmap(-1, 2**21, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000)", True),
     "sched_setaffinity(0)": ("os.sched_setaffinity(0, os.sched_getaffinity(0))", False),
     "sched_setaffinity(1)": ("os.sched_setaffinity(1, {0})", True),
     "fork": ("os.fork() or os._exit(0)", True),
@@ -85,13 +104,26 @@ ARGUMENTS = {
 def test_calls_that_depend_on_their_arguments(name: str, sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     call, refused = ARGUMENTS[name]
     code = f"""
-import errno, fcntl, os, threading
+import ctypes, errno, fcntl, mmap, os, socket, struct, threading
 os.chdir(os.environ["TMPDIR"])
+LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+def prctl(option, value):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0): raise OSError(ctypes.get_errno(), "prctl")
 try: {call}
 except OSError as error: raise SystemExit(77 if error.errno == errno.EPERM else 1)
 """
     returncode, output = run(code, sandbox_backend, tmp_path)
     assert returncode == (77 if refused else 0), output
+
+
+@pytest.mark.parametrize("name", ["fcntl(F_SETLK), write", "flock", "socketpair", "mmap(MAP_SHARED | MAP_ANONYMOUS)"])
+def test_processes_that_may_fork_can_share_locks_and_memory(
+    name: str, sandbox_backend: SandboxBackend, tmp_path: Path
+) -> None:
+    code = f"import fcntl, mmap, os, socket\nos.chdir(os.environ['TMPDIR'])\n{ARGUMENTS[name][0]}"
+    returncode, output = run(code, sandbox_backend, tmp_path, fork=True)
+    assert returncode == 0, output
 
 
 def test_process_creation_can_be_allowed(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
