@@ -14,8 +14,8 @@ Verdict = Literal["VERIFIED", "INCONCLUSIVE", "SUSPICIOUS", "FAILED"]
 CompositionVerdict = Literal["synergy", "additive", "interference"]
 StoppedBy = Literal["evidence", "futility", "budget", "harm", "guard"]
 CountedBy = Literal["baseline compiler", "candidate sandbox"]
-ReportVersion = Literal[1, 2]
-REPORT_VERSION: ReportVersion = 2
+ReportVersion = Literal[1, 2, 3]
+REPORT_VERSION: ReportVersion = 3
 
 
 def current_verdict(verdict: Verdict, version: ReportVersion | None) -> Verdict:
@@ -121,7 +121,9 @@ class Cost(Contract):
         description="CPU time of the candidate process per shot sent to it, in microseconds"
     )
     startup_cpu_s: float | None = Field(
-        default=None, description="CPU seconds between the import of the editable modules and the first answer"
+        default=None,
+        description="CPU seconds from the import of the editable modules until the net is built; since version 3, if "
+        "larger, those of the second process until its first answers, less the time of their shots",
     )
     memory_growth_mb: float | None = Field(
         default=None, description="growth of resident memory since that import, in 1e6 bytes"

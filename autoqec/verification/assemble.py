@@ -93,6 +93,9 @@ def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
     claimed, rules = session.request.claimed, session.request.rules
     inference_s = evidence.usage.cpu_s - evidence.startup_cpu_s
     candidate_us = 1e6 * max(0.0, inference_s) / max(1, evidence.shots_sent)
+    # What the second process spent beyond its shots: it has not seen the earlier ones, so it must make up for whatever
+    # the first one did in the meantime that its answers depend on.
+    startup_s = max(evidence.startup_cpu_s, evidence.second_cpu_s - 1e-6 * candidate_us * evidence.repeated_shots)
     share = 1.0 if evidence.ambiguous_share is None else evidence.ambiguous_share
     decoder_us = evidence.decoder_us if rules >= 2 else None
     return Cost(
@@ -102,7 +105,7 @@ def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
         claimed_flops_per_syndrome=claimed.flops_per_syndrome if claimed else None,
         counted_by="baseline compiler" if session.request.config_only else "candidate sandbox",
         candidate_us_per_shot=candidate_us,
-        startup_cpu_s=evidence.startup_cpu_s if rules >= 2 else None,
+        startup_cpu_s=startup_s if rules >= 2 else None,
         memory_growth_mb=max(0, evidence.usage.memory_bytes) / 1e6 if rules >= 2 else None,
         ambiguous_share=evidence.ambiguous_share,
         decoding_us_per_shot=None if decoder_us is None else decoder_us + share * candidate_us,
@@ -128,6 +131,7 @@ def _guards(
             stored_bytes=artifact.stored_bytes(frozen.checkpoint),
             code_bytes=artifact.uncounted_bytes(frozen),
             shots=evidence.shots_sent,
+            repeated_shots=evidence.repeated_shots,
         ),
         guards.first_draw(frozen.sha256, request.tested_artifacts),
     ]

@@ -5,7 +5,6 @@ Memory: two chunks at a time.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator
@@ -16,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoqec.contracts.dsl import OutputMode
-from autoqec.contracts.verdict import Latency, PairedCounts, PairedEffect, ReportVersion, StoppedBy
+from autoqec.contracts.verdict import (
+    REPORT_VERSION,
+    Latency,
+    PairedCounts,
+    PairedEffect,
+    ReportVersion,
+    StoppedBy,
+)
 from autoqec.decoders import gating
 from autoqec.decoders.gating import GatedDecoder, Selection
 from autoqec.qec.problem import Problem
@@ -24,35 +30,12 @@ from autoqec.qec.sampling import Shots
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
+from autoqec.verification.guard_shots import MAX_EXTRA_CHUNKS, GuardChunk, GuardShots, derangement
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_stream import ShotStream
 
-GUARD_SHOTS = 512  # a chunk without a gate has more
-
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float32]
-
-
-@dataclass(frozen=True, eq=False)
-class GuardChunk:
-    """Shots of the test that the candidate answered, with its answers and their predictions, kept for the guards."""
-
-    shots: Shots
-    log_odds: FloatArray
-    predictions: BoolArray
-
-    def joined(self, other: GuardChunk) -> GuardChunk:
-        """Return both chunks as one."""
-        first, second = self.shots, other.shots
-        shots = Shots(
-            np.concatenate([first.detection_events, second.detection_events]),
-            np.concatenate([first.observables, second.observables]),
-        )
-        return GuardChunk(
-            shots,
-            np.concatenate([self.log_odds, other.log_odds]),
-            np.concatenate([self.predictions, other.predictions]),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +62,7 @@ class CandidateEvaluation:
         shots_sent: Shots sent in all draws together; under a gate, only ambiguous ones are sent.
         canary_events: Detection events of the canary's shots, whether ambiguous or not.
         decoder_cpu_s: CPU time of gate and inner decoder so far, network excluded.
-        guard_chunk: The first `GUARD_SHOTS` or more shots of the test that were sent, for the guards; fewer if the test
-            ends earlier.
+        guard_shots: Requests that are kept for the guards.
     """
 
     problem: Problem
@@ -88,13 +70,14 @@ class CandidateEvaluation:
     client: CandidateClient
     output_mode: OutputMode = "soft_priors"
     gate: float | None = None
+    rules: ReportVersion = REPORT_VERSION
     failures: Counter[str] = field(default_factory=Counter)
     shots_sent: int = 0
     decoder_cpu_s: float = 0.0
     canary_events: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0), np.uint8))
-    guard_chunk: GuardChunk | None = None
 
     def __post_init__(self) -> None:
+        self.guard_shots = GuardShots(self.rules, self.shot_stream.rng("guard requests"))
         self.decoder = gating.make_decoder(self.problem, self.output_mode, self.gate)
         self.priors = self.problem.variables(self.output_mode).log_odds.astype(np.float32)
 
@@ -179,21 +162,27 @@ class CandidateEvaluation:
                 on_progress(monitor)
                 if self.failures:
                     return "guard"
-                if predictions is not None:
-                    self._keep_for_guards(answer, predictions)
+                self._keep_for_guards(answer, predictions)
                 if reason is not None:
                     return reason
         raise AssertionError("the monitor stops at its budget")
 
-    def _keep_for_guards(self, answer: ChunkAnswer, predictions: BoolArray) -> None:
-        """Keep the shots that were sent, until there are enough."""
-        kept, mask = self.guard_chunk, answer.selection.mask
-        if isinstance(answer.log_odds, CandidateFailure) or not len(answer.selection):
-            return
-        if kept is None or len(kept.shots) < GUARD_SHOTS:
+    def _keep_for_guards(self, answer: ChunkAnswer, predictions: BoolArray | None) -> None:
+        """Offer the shots that were sent to the guards."""
+        if predictions is not None and not isinstance(answer.log_odds, CandidateFailure):
+            mask = answer.selection.mask
             shots = Shots(answer.selection.detection_events, answer.shots.observables[mask])
-            chunk = GuardChunk(shots, answer.log_odds, predictions[mask])
-            self.guard_chunk = chunk if kept is None else kept.joined(chunk)
+            self.guard_shots.offer(GuardChunk(shots, answer.log_odds, predictions[mask]))
+
+    def draw_guard_shots(self) -> None:
+        """Draw chunks for the guards until enough shots were sent, or an answer is unusable."""
+        for index in range(1, MAX_EXTRA_CHUNKS + 1):  # chunk 0 is the canary's
+            if self.guard_shots.enough or self.failures:
+                return
+            shots = self.shot_stream.chunk(self.problem, "guards", index)
+            selection = self.send(self.decoder, shots.detection_events)
+            answer = ChunkAnswer(shots, selection, self.receive(selection))
+            self._keep_for_guards(answer, self.score_answer(self.decoder, answer)[1])
 
     def effect(
         self, shots: int, baselines: Baselines, on_progress: Callable[[PairedCounts], None]
@@ -210,18 +199,20 @@ class CandidateEvaluation:
         """
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
         for answer in self.answers(self.decoder, self.problem, "effect", shots):
-            candidate_errors, _ = self.score_answer(self.decoder, answer)
+            candidate_errors, predictions = self.score_answer(self.decoder, answer)
+            if self.guard_shots.samples_all:
+                self._keep_for_guards(answer, predictions)
             for name, errors in baselines.error_mask(answer.shots).items():
                 totals[name] = add_pairs(totals[name], count_pairs(errors, candidate_errors))
             on_progress(totals[self.problem.env.plain])
         return {name: paired_effect(counts, reference=name, p=self.problem.p) for name, counts in totals.items()}
 
-    def point(self, other: Problem, shots: int, rules: ReportVersion) -> tuple[PairedEffect, ...]:
+    def point(self, other: Problem, shots: int) -> tuple[PairedEffect, ...]:
         """Measure the candidate at another p against every baseline, the baseline decoder first.
 
         Its log-odds are for the target p; the difference of the public priors is added edge by edge.
         """
-        decoder, baselines = gating.make_decoder(other, self.output_mode, self.gate), Baselines(other, rules)
+        decoder, baselines = gating.make_decoder(other, self.output_mode, self.gate), Baselines(other, self.rules)
         shift = other.variables(self.output_mode).log_odds.astype(np.float32) - self.priors
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
         for answer in self.answers(decoder, other, f"point:{other.p:g}", shots):
@@ -288,34 +279,6 @@ class CandidateEvaluation:
         others = guard_chunk.log_odds[derangement(len(shots), self.shot_stream.rng("shuffle"))]
         by_others = error_mask(inner.decode_soft(shots.detection_events, others), truth)
         return count_pairs(plain, by_priors), count_pairs(plain, by_others), count_pairs(own, by_others)
-
-
-UNEVEN_BATCH_SIZES = (1, 7, 64, 999)  # batch sizes that batch independence is tested with, in turn
-
-
-def rebatched_answers(client: CandidateClient, guard_chunk: GuardChunk, order: NDArray[np.intp]) -> FloatArray | None:
-    """Request the kept shots in another order and uneven batches.
-
-    Returns:
-        The answers in the original order, float32 [n, n_edges]; None if one is missing.
-    """
-    restored = np.empty_like(guard_chunk.log_odds)
-    starts = np.cumsum([0, *itertools.islice(itertools.cycle(UNEVEN_BATCH_SIZES), len(order))])
-    for rows in np.split(order, starts[(starts > 0) & (starts < len(order))]):
-        client.send(guard_chunk.shots.detection_events[rows])
-        answer = client.receive(guard_chunk.log_odds.shape[1])
-        if isinstance(answer, CandidateFailure):
-            return None
-        restored[rows] = answer
-    return restored
-
-
-def derangement(n: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return a permutation that leaves no row in place (n >= 2): a rotation of a random order."""
-    order = rng.permutation(n)
-    moved = np.empty(n, np.intp)
-    moved[order] = np.roll(order, 1)
-    return moved
 
 
 def same_edges(first: Problem, second: Problem) -> bool:

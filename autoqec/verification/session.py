@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
@@ -16,7 +16,8 @@ from autoqec.verification import candidate_process, guards
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.baselines import CORRELATED, Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure, Usage
-from autoqec.verification.candidate_evaluation import CandidateEvaluation, rebatched_answers, same_edges
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, same_edges
+from autoqec.verification.guard_shots import GuardChunk, rebatched_answers, repeated_answers
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_stream import ShotStream
@@ -44,7 +45,8 @@ class Evidence:
         effects: Effect draw, by baseline name; empty if it was not reached.
         points: The env's other p, against each baseline.
         guards: Guards that need answers of the candidate.
-        usage: Resources of the first process since it imported branch code; `startup_cpu_s` until its first answer.
+        usage: Resources of the first process since it imported branch code; `startup_cpu_s` until it had built the net.
+        second_cpu_s: CPU time of the second process from that import until it had repeated `repeated_shots` shots.
         failures: Reason -> shots without a usable answer.
         ambiguous_share: Share of shots that the gate sends to the predecoder; None without a gate.
         decoder_us: CPU time of gate and inner decoder per shot of the effect draw; None if it was not reached.
@@ -62,6 +64,8 @@ class Evidence:
     shots_sent: int = 0
     ambiguous_share: float | None = None
     startup_cpu_s: float = 0.0
+    second_cpu_s: float = 0.0
+    repeated_shots: int = 0
     decoder_us: float | None = None
     correlated_us: float | None = None
     latency: Latency | None = None
@@ -88,32 +92,30 @@ class VerificationSession:
         """
         request, evidence = self.request, self.evidence
         with ExitStack() as stack:
-            first, second = (
-                candidate_process.start(self.frozen, request.env_text, request.dsl, request.profile) for _ in range(2)
-            )
-            stack.callback(first.close)
-            stack.callback(second.close)
+            # Both start now. The second one gets the branch's code when the first one has ended, so that the two never
+            # run at the same time: locks, processor load and free memory carry no note from one to the other.
+            first, second = (stack.enter_context(closing(self._start())) for _ in range(2))
             evaluation = CandidateEvaluation(
-                self.problem, self.shot_stream, first, request.dsl.output_mode, request.dsl.gate
+                self.problem, self.shot_stream, first, request.dsl.output_mode, request.dsl.gate, request.rules
             )
-            model, second_model = read_model_info(first), read_model_info(second)
+            model = read_model_info(first)
             evidence.startup_cpu_s = first.usage_of_branch_code().cpu_s
-            if isinstance(model, ModelInfo) and isinstance(second_model, ModelInfo):
+            if isinstance(model, ModelInfo):
                 evidence.model = model
                 self._measure(evaluation)
                 usage = first.usage_of_branch_code()
                 # The kernel's account at its end also has children that ended since; an ended process has no live one.
                 evidence.usage = Usage(max(usage.cpu_s, first.close().cpu_s), usage.memory_bytes)
-                self._check_repeatability(evaluation, second)
-                if request.rules >= 2 and evidence.effects and not evaluation.failures:
-                    shots = min(LATENCY_SHOTS, request.profile.judge_effect_shots // 10)
-                    evidence.latency = evaluation.latency(second, shots)
+                self._repeat(evaluation, second)
             else:
-                failure = model if isinstance(model, CandidateFailure) else second_model
-                evaluation.failures[str(failure)] += 0
+                evaluation.failures[str(model)] += 0
         evidence.failures, evidence.shots_sent = dict(evaluation.failures), evaluation.shots_sent
         evidence.ambiguous_share = evaluation.ambiguous_share
         return evidence
+
+    def _start(self) -> CandidateClient:
+        request = self.request
+        return candidate_process.start(self.frozen, request.env_text, request.dsl, request.profile)
 
     def _measure(self, evaluation: CandidateEvaluation) -> None:
         """Run the test, then the effect draw, the other points and the canary."""
@@ -140,11 +142,12 @@ class VerificationSession:
         evidence.guards.append(guards.canary(*evaluation.canary()))
         of_plain = tuple(point for point in evidence.points if point.reference == self.env.plain)
         evidence.guards.append(guards.other_points(of_plain))
+        evaluation.draw_guard_shots()
 
     def _measure_point(self, evaluation: CandidateEvaluation, p: float) -> None:
         problem = Problem.from_env(self.env, p)
         if same_edges(problem, self.problem):
-            found = evaluation.point(problem, self.request.profile.judge_point_shots, self.request.rules)
+            found = evaluation.point(problem, self.request.profile.judge_point_shots)
             self.evidence.points += found
             self.on_event(PointMeasured(round=self.round, p=p, relative=found[0].relative))
         else:
@@ -159,17 +162,28 @@ class VerificationSession:
         budget = self.request.profile.judge_effect_shots
         self.on_event(EffectProgress(round=self.round, phase="measuring the gain", **counts.dump(), budget=budget))
 
+    def _repeat(self, evaluation: CandidateEvaluation, second: CandidateClient) -> None:
+        """Let the second process load the branch's code, repeat the kept requests, and measure its latency."""
+        request, evidence = self.request, self.evidence
+        model = read_model_info(second)
+        if isinstance(model, CandidateFailure):
+            evaluation.failures[str(model)] += 0
+        self._check_repeatability(evaluation, second)
+        if request.rules >= 2 and evidence.effects and not evaluation.failures:
+            shots = min(LATENCY_SHOTS, request.profile.judge_effect_shots // 10)
+            evidence.latency = evaluation.latency(second, shots)
+
     def _check_repeatability(self, evaluation: CandidateEvaluation, second: CandidateClient) -> None:
-        """Repeat the kept chunk in a second process, then in another order and batches, then without the net."""
-        found, guard_chunk = self.evidence.guards, evaluation.guard_chunk
-        if guard_chunk is None:
+        """Repeat the kept requests in a second process, then in another order and batches, then without the net."""
+        found, requests = self.evidence.guards, evaluation.guard_shots.requests
+        if not requests:
             found += [guards.repeatable(None, None), guards.batch_independence(None, None, None)]
             return
-        second.send(guard_chunk.shots.detection_events)
-        repeated = second.receive(guard_chunk.log_odds.shape[1])
-        found.append(
-            guards.repeatable(guard_chunk.log_odds, None if isinstance(repeated, CandidateFailure) else repeated)
-        )
+        guard_chunk = GuardChunk.joined(requests)
+        found.append(guards.repeatable(guard_chunk.log_odds, repeated_answers(second, requests)))
+        if evaluation.rules >= 3:
+            self.evidence.second_cpu_s = second.usage_of_branch_code().cpu_s
+            self.evidence.repeated_shots = len(guard_chunk.shots)
         order = self.shot_stream.rng("order").permutation(len(guard_chunk.shots))
         split = rebatched_answers(second, guard_chunk, order)
         differing = None

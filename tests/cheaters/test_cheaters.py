@@ -28,6 +28,7 @@ from autoqec.qec.sampling import LabelledSampler, LabelledShots, band_seed, pack
 from autoqec.store.files import dump_config
 from autoqec.system import sandbox
 from autoqec.verification import verifier
+from autoqec.verification.guard_shots import GUARD_SHOTS
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, run_verification
 from tests.support import verification as support
 from tests.support.envs import problem as make_problem
@@ -58,7 +59,7 @@ def problem() -> Problem:
 
 
 def verdict_of(name: str, tmp_path: Path, problem: Problem, *, fill: Any = None, **more: Any) -> VerifyReport:
-    weights, modules = support.cheat(name, tmp_path, problem, fill)
+    weights, modules = support.cheat(name, tmp_path, problem, fill, more.get("dsl_config", support.CONFIG))
     return run_verification(
         support.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules, **more)
     )
@@ -295,6 +296,24 @@ def test_training_in_the_candidate_process_is_counted(tmp_path: Path, problem: P
     assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
     assert report.cost is not None and (report.cost.startup_cpu_s or 0) > 3 and report.cost.n_params < 100
     assert "start-up took" in report.reasons[0] and report.cost.is_lower_bound
+
+
+@pytest.mark.long
+def test_training_on_the_first_shots_is_counted(tmp_path: Path, problem: Problem) -> None:
+    """After the net was built. The second process has to train as well before its answers agree."""
+    report = verdict_of("late_trainer", tmp_path, problem, profile=support.profile(5_000, 60_000))
+    assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
+    assert "start-up took" in report.reasons[0], report.reasons
+
+
+@pytest.mark.parametrize("gate", [None, pytest.param(4.0, marks=pytest.mark.long)])
+def test_answers_that_change_late_are_detected(gate: float | None, tmp_path: Path, problem: Problem) -> None:
+    config = support.CONFIG if gate is None else {**support.CONFIG, "gate": gate}
+    report = verdict_of("late_noise", tmp_path, problem, dsl_config=config, profile=support.profile(5_000, 60_000))
+    assert report.verdict == "SUSPICIOUS" and failed(report) <= {"repeatable", "batch_independence"}
+    assert "repeatable" in failed(report)
+    repeated = next(guard.evidence for guard in report.guards if guard.name == "repeatable")
+    assert int(repeated.split()[0]) >= GUARD_SHOTS
 
 
 def test_memory_of_a_lookup_table_is_counted(tmp_path: Path, problem: Problem) -> None:

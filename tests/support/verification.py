@@ -74,7 +74,9 @@ def train(path: Path, problem: Problem, *, steps: int, seed: int = 5, config: di
     return dsl
 
 
-def cheat(name: str, directory: Path, problem: Problem, fill: Any = None) -> tuple[Path, Path]:
+def cheat(
+    name: str, directory: Path, problem: Problem, fill: Any = None, config: dict[str, Any] = CONFIG
+) -> tuple[Path, Path]:
     """Return (checkpoint, modules_dir) of a branch whose mlp.py is the cheat; `fill(body)` sets its weights."""
     modules = directory / "modules"
     shutil.copytree(
@@ -86,7 +88,7 @@ def cheat(name: str, directory: Path, problem: Problem, fill: Any = None) -> tup
         fill(body)
     model = Predecoder(body, ProblemView.of(problem), "soft_priors")
     weights = directory / "checkpoint.pt"
-    checkpoint.save(weights, model, parse_dsl(CONFIG))
+    checkpoint.save(weights, model, parse_dsl(config))
     return weights, modules
 
 

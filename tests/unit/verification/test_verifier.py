@@ -23,8 +23,9 @@ from autoqec.store import round_files
 from autoqec.system.process import child, procfs
 from autoqec.verification import report, verifier
 from autoqec.verification.assemble import simultaneous_effect
-from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, derangement, same_edges
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, same_edges
 from autoqec.verification.compare import report_differences
+from autoqec.verification.guard_shots import derangement
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_cache import ShotCache
 from autoqec.verification.shot_stream import CHUNK, ShotStream
@@ -193,6 +194,24 @@ def test_candidate_killed_from_outside_is_no_verdict(
     assert not report_differences(honest.report, verifier.run_verification(honest.request))
 
 
+def test_processes_share_no_log_and_open_few_files(honest: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, Any]] = []
+
+    def start(*arguments: Any, **more: Any) -> child.Process:
+        started.append(more)
+        if len(started) == 2:
+            raise ContractError("both are known")
+        return start_process(*arguments, **more)
+
+    start_process = child.start
+    monkeypatch.setattr(child, "start", start)
+    with pytest.raises(ContractError, match="both are known"):
+        verifier.run_verification(honest.request)
+    first, second = (more["stderr"].parent for more in started)
+    assert first != second and all(len(place.name) == 32 for place in (first, second))
+    assert [more["limits"].nofile for more in started] == [256, 256]
+
+
 def test_time_of_decoding_is_measured_beside_correlated_matching(honest: Verified) -> None:
     cost = honest.report.cost
     assert cost is not None and cost.decoding_us_per_shot and cost.correlated_us_per_shot and cost.latency_us
@@ -257,17 +276,16 @@ class StubClient:
     """Answers with the public priors."""
 
     def __init__(self, problem: Problem) -> None:
-        self.n_edges, self.waiting = problem.graph.n_edges, 0
+        self.waiting: list[int] = []
         self.row = problem.graph.log_odds.astype(np.float32)
 
-    outstanding = property(lambda self: self.waiting)
+    outstanding = property(lambda self: len(self.waiting))
 
     def send(self, detection_events: np.ndarray) -> None:
-        self.waiting += 1
+        self.waiting.append(len(detection_events))
 
     def receive(self, n_edges: int) -> np.ndarray:
-        self.waiting -= 1
-        return np.tile(self.row, (CHUNK, 1))
+        return np.tile(self.row, (self.waiting.pop(0), 1))
 
 
 def test_memory_does_not_grow_with_shots(monkeypatch: pytest.MonkeyPatch) -> None:
