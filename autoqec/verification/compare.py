@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from autoqec.contracts.base import canonical_json
@@ -20,22 +20,41 @@ TEXTS = {"claim", "reasons", "not_tested", "guards"}
 # Their evidence quotes rounding errors, resources or text of branch code, which differ between machines.
 MACHINE_GUARDS = frozenset({"cost", "batch_independence", "complete", "repeatable"})
 TOLERANCE = 1e-6  # relative: special functions differ in the last digits between versions of scipy
+TEXT_TOLERANCE = 0.02  # of figures in texts, which have two digits or more
 MAX_SHOWN = 160  # characters of a value in a difference
+TextComparison = Callable[[str, str], bool]
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 def report_differences(saved: VerifyReport, replayed: VerifyReport) -> list[str]:
     """Return one line per difference that neither the machine nor the versions of libraries explain.
 
-    Both reports follow the rules of the same version. Texts are compared where the versions of libraries are equal;
-    reports of version 1 were worded differently, so of their texts only the figures of the claim are compared.
+    Both reports follow the rules of the same version. Texts are compared, from version 3 on also where the versions of
+    libraries differ: `versions` are a statement of the report, which must not switch the comparison off. Reports of
+    version 1 were worded differently, so of their texts only the figures of the claim are compared.
     """
-    same_text = saved.schema_version >= 2 and saved.versions == replayed.versions
+    agree = _text_comparison(saved, replayed)
     differences = [*_shot_differences(saved, replayed)]
     differences += _value_differences("", _determined(saved), _determined(replayed))
-    differences += _guard_differences(saved, replayed, same_text)
-    differences += _text_differences(saved, replayed, same_text)
+    differences += _guard_differences(saved, replayed, agree)
+    differences += _text_differences(saved, replayed, agree)
     return differences
+
+
+def _text_comparison(saved: VerifyReport, replayed: VerifyReport) -> TextComparison | None:
+    """Return how texts are compared; None if they are not."""
+    if saved.versions == replayed.versions and saved.schema_version >= 2:
+        return str.__eq__
+    return _nearly_equal if saved.schema_version >= 3 else None
+
+
+def _nearly_equal(saved: str, replayed: str) -> bool:
+    """Return whether the wording is the same and the figures are, up to their last digits."""
+    pairs = zip(_NUMBER.findall(saved), _NUMBER.findall(replayed), strict=False)
+    return _NUMBER.sub("#", saved) == _NUMBER.sub("#", replayed) and all(
+        math.isclose(float(recorded.replace(",", "")), float(repeated.replace(",", "")), rel_tol=TEXT_TOLERANCE)
+        for recorded, repeated in pairs
+    )
 
 
 def _determined(report: VerifyReport) -> dict[str, Any]:
@@ -80,7 +99,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def _guard_differences(saved: VerifyReport, replayed: VerifyReport, same_text: bool) -> Iterator[str]:
+def _guard_differences(saved: VerifyReport, replayed: VerifyReport, agree: TextComparison | None) -> Iterator[str]:
     recorded, repeated = ({guard.name: guard for guard in report.guards} for report in (saved, replayed))
     if len(recorded) != len(saved.guards):
         yield "a guard is listed twice"
@@ -92,7 +111,7 @@ def _guard_differences(saved: VerifyReport, replayed: VerifyReport, same_text: b
                 yield f"guard {name} is missing"
         elif recorded[name].passed != repeated[name].passed:
             yield f"guard {name} passed was {_shown(recorded[name].passed)}, is {_shown(repeated[name].passed)}"
-        elif same_text and _evidence(recorded[name]) != _evidence(repeated[name]):
+        elif agree is not None and not agree(_evidence(recorded[name]), _evidence(repeated[name])):
             yield f"guard {name} evidence was {_shown(recorded[name].evidence)}, is {_shown(repeated[name].evidence)}"
 
 
@@ -103,19 +122,20 @@ def _evidence(guard: Guard) -> str:
     return _NUMBER.sub("#", guard.evidence) if guard.passed else ""
 
 
-def _text_differences(saved: VerifyReport, replayed: VerifyReport, same_text: bool) -> Iterator[str]:
-    if same_text and saved.claim != replayed.claim or _figures(saved.claim) != _figures(replayed.claim):
+def _text_differences(saved: VerifyReport, replayed: VerifyReport, agree: TextComparison | None) -> Iterator[str]:
+    same_claim = agree is None or agree(saved.claim, replayed.claim)
+    if not same_claim or _figures(saved.claim) != _figures(replayed.claim):
         yield f"claim was {_shown(saved.claim)}, is {_shown(replayed.claim)}"
-    if not same_text:
+    if agree is None:
         return
     tripped = {guard.name for guard in saved.guards if not guard.passed}
-    if not tripped & MACHINE_GUARDS and saved.reasons != replayed.reasons:
+    if not tripped & MACHINE_GUARDS and not agree("\n".join(saved.reasons), "\n".join(replayed.reasons)):
         yield f"reasons was {_shown(list(saved.reasons))}, is {_shown(list(replayed.reasons))}"
     # Whether a composition could be compared with its parents depends on which of them were verified at the time.
     recorded, repeated = (
         [line for line in report.not_tested if not line.startswith("synergy")] for report in (saved, replayed)
     )
-    if recorded != repeated:
+    if not agree("\n".join(recorded), "\n".join(repeated)):
         yield f"not_tested was {_shown(recorded)}, is {_shown(repeated)}"
 
 

@@ -36,6 +36,7 @@ def find_contradictions(state: RunInspection, recorded: list[RoundState]) -> Ite
     yield from _missing_verified_commits(state, recorded)
     yield from _shared_identity(state, recorded, lines)
     yield from _lost_attempts(state, recorded, lines)
+    yield from _lost_tests(state)
     for round_state in recorded:
         problem = _row_problem(state, round_state)
         if problem is not None:
@@ -95,6 +96,23 @@ def _lost_attempts(
             yield _pause(state, row, lines[round_state.attempt_id], problem)
 
 
+def _lost_tests(state: RunInspection) -> Iterator[RecoveryAction]:
+    """Yield a pause if registered tests are missing or renumbered: each new test gets the number after the largest."""
+    hint = f"restore {state.layout.attempts} from a backup, then --resume"
+    owners: dict[int, str] = {}
+    for position, test in enumerate(state.registered_tests, start=1):
+        owner = owners.setdefault(test.attempt_index, test.round_attempt_id)
+        problem = f"round {test.round} has test {test.attempt_index} of the run"
+        if test.attempt_index > position:
+            message = f"{problem}, but {state.layout.attempts} has only {position - 1} earlier tests"
+        elif owner != test.round_attempt_id:
+            message = f"{problem}, which {state.layout.attempts} also registers for attempt {owner}"
+        else:
+            continue
+        yield RecoveryAction("pause", message, hint=hint)
+        return
+
+
 def _row_problem(state: RunInspection, round_state: RoundState) -> str | None:
     """Return how the row contradicts its files; None if it agrees. Without a verdict, only its attempt is compared."""
     row, attempt_id = round_state.row, round_state.attempt_id
@@ -143,6 +161,8 @@ def _report_difference(row: HistoryRow, attempt: Attempt, report: VerifyReport) 
     }
     if attempt.registered_test is not None:
         pairs["artifact_sha256"] = (attempt.registered_test.artifact_sha256, report.artifact_sha256)
+        if report.test is not None:
+            pairs["attempt_index"] = (attempt.registered_test.attempt_index, report.test.attempt_index)
     differences = [
         f"{name} is {recorded!r} in the run's files and {reported!r} in the report"
         for name, (recorded, reported) in pairs.items()

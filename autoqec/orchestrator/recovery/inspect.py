@@ -75,6 +75,7 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
         layout=layout,
         info=info,
         attempts=attempts,
+        registered_tests=memory.attempt_state.registered_tests,
         rows=tuple(rows),
         branches={branch: _branch_tip(sha, found[sha]) for branch, sha in shas.items()},
         pins=pins,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.history import AlphaSpent, HistoryRow, RunInfo
 from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.verdict import VerifyReport
@@ -56,6 +56,7 @@ class RunInspection:
 
     Attributes:
         attempts: By id, from attempts.jsonl.
+        registered_tests: In the order of attempts.jsonl.
         rows: Of history.jsonl; row `i` is line `i + 1`.
         branches: The run's branches and where they point.
         pins: Attempt id -> pinned commit.
@@ -79,6 +80,7 @@ class RunInspection:
     attempts: Mapping[str, Attempt]
     rows: tuple[HistoryRow, ...]
     branches: Mapping[str, BranchTip]
+    registered_tests: tuple[AlphaSpent, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
     pointers: Mapping[str, Pointer | str] = field(default_factory=dict)
     rounds: Mapping[int, OpenRound] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from autoqec.system.process import child, procfs
 from autoqec.verification import report, verifier
 from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, same_edges
-from autoqec.verification.compare import report_differences
+from autoqec.verification.compare import _nearly_equal, report_differences
 from autoqec.verification.guard_shots import derangement
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_cache import ShotCache
@@ -165,6 +165,23 @@ def test_forged_field_is_named(name: str, honest: Verified) -> None:
     forge(values)
     differences = report_differences(VerifyReport.read(values), honest.report)
     assert len(differences) == 1 and differences[0].startswith(expected), differences
+
+
+@pytest.mark.parametrize("name", ["claim", "reasons", "evidence", "not tested"])
+def test_other_versions_do_not_switch_the_comparison_of_texts_off(name: str, honest: Verified) -> None:
+    forge, expected = FORGERIES[name]
+    values = json.loads(honest.request.round.report_json.read_bytes())
+    values["versions"]["scipy"] = "0.1"
+    assert report_differences(VerifyReport.read(values), honest.report) == []
+    forge(values)
+    differences = report_differences(VerifyReport.read(values), honest.report)
+    assert len(differences) == 1 and differences[0].startswith(expected), differences
+
+
+@pytest.mark.parametrize("text", ["at chance 0.1234", "by chance 0.1134", "by chance 1,234 and 5"])
+def test_figures_of_texts_agree_up_to_their_last_digits(text: str) -> None:
+    assert _nearly_equal("by chance 0.1234", "by chance 0.1235") and _nearly_equal("1,234 of 5", "1,235 of 5")
+    assert not _nearly_equal("by chance 0.1234", text)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autoqec.contracts.verdict import SequentialTest
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.orchestrator.recovery.state import BranchTip, OpenRound, RecoveryAction, RunInspection
+from autoqec.qec.stats import NO_PAIRS
 from autoqec.store.attempt_state import AttemptState, apply_lines
 from autoqec.store.layout import RunLayout, quarantine_branch_of
 from tests.support import rounds
@@ -234,6 +237,36 @@ def test_verified_row_that_contradicts_its_files_pauses(row: dict[str, Any], mes
 def test_verified_row_without_its_attempt_lines_pauses(lines: Any) -> None:
     actions = plan_recovery(state(*lines, **recorded(1)))
     assert set(kinds(actions)) == {"pause"} and "attempts.jsonl" in actions[0].why
+
+
+def test_report_with_another_place_in_the_stream_pauses() -> None:
+    test = SequentialTest(
+        counts=NO_PAIRS, e_value=50.0, e_value_harm=0.0, threshold=40.0, alpha_t=0.025, attempt_index=1,
+        discoveries_before=0, stopped_by="evidence",
+    )  # fmt: skip
+    reports = {"attempt-1": rounds.report(1, test=test)}
+    assert plan_recovery(state(*VERIFIED, **recorded(1) | {"reports": reports})) == []
+    later = (*LINES, rounds.nominated(1), rounds.charged(1).model_copy(update={"attempt_index": 7}))
+    actions = plan_recovery(state(*later, **recorded(1) | {"reports": reports}))
+    assert kinds(actions) == ["pause"] and "attempt_index is 7 in the run's files and 1 in the report" in actions[0].why
+
+
+@pytest.mark.parametrize(
+    ("tests", "problem"),
+    [
+        ([(1, 1), (1, 1), (2, 3)], None),  # interrupted after its report: the same place is registered twice
+        ([(1, 1), (3, 3)], "round 3 has test 3 of the run, but /workspace/runs/.*has only 1 earlier tests"),
+        ([(2, 2)], "round 2 has test 2 of the run, but .*has only 0 earlier tests"),
+        ([(1, 1), (2, 1)], "round 2 has test 1 of the run, which .*also registers for attempt attempt-1"),
+    ],
+    ids=["complete", "gap", "first lost", "renumbered"],
+)
+def test_lost_or_renumbered_tests_pause(tests: list[tuple[int, int]], problem: str | None) -> None:
+    """Also if the hash chain of the rest was computed again."""
+    lines = tuple(rounds.charged(number).model_copy(update={"attempt_index": index}) for number, index in tests)
+    actions = plan_recovery(state(*VERIFIED, **recorded(1), registered_tests=lines))
+    assert kinds(actions) == ([] if problem is None else ["pause"])
+    assert problem is None or re.search(problem, actions[0].why), actions[0].why
 
 
 def test_verified_row_without_its_report_pauses() -> None:
