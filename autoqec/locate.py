@@ -9,6 +9,7 @@ from autoqec.errors import UsageError
 from autoqec.installation import PACKAGE_DIR
 from autoqec.store import layout
 
+RECORDED_EXAMPLE = "recorded_example"  # its shots are generated when it is first used
 BUILTIN = PACKAGE_DIR / "envs" / "builtin"
 
 
@@ -18,13 +19,20 @@ def builtin_envs() -> dict[str, Path]:
 
 
 def env_file(name: str) -> Path:
-    """Return the env file of a builtin env name or a path; UsageError if there is none."""
+    """Return the env file of a builtin env name or a path; UsageError if there is none.
+
+    The recorded shots of `RECORDED_EXAMPLE` are generated in the workspace.
+    """
     known = builtin_envs()
     if name in known:
         return known[name]
+    if name == RECORDED_EXAMPLE:
+        from autoqec.qec.recorded.example import write_example
+
+        return write_example(layout.recorded_example(workspace_root()))
     path = Path(name)
     if not path.exists():
-        message = f"is neither an env file nor a builtin env ({', '.join(known)})"
+        message = f"is neither an env file nor a builtin env ({', '.join([*known, RECORDED_EXAMPLE])})"
         raise UsageError(message, location=name, hint="autoqec envs")
     return path
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from autoqec.cli.common import Output
 from autoqec.cli.env_defaults import SEED_BANDS, default_baselines
-from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
 
 if TYPE_CHECKING:
@@ -22,12 +21,12 @@ def open_recorded(directory: Path) -> tuple[RecordedShots, Problem, tuple[str, .
     """Open recorded shots; return them with the problem of their model and the names of the baselines."""
     from autoqec.qec.env_summary import suggest_backend
     from autoqec.qec.problem import Problem
-    from autoqec.qec.recorded.env import code_of
+    from autoqec.qec.recorded.env import model_code
     from autoqec.qec.recorded.shots import RecordedShots
     from autoqec.store.files import env_from_data
 
     recorded = RecordedShots.open(directory)
-    spec: dict[str, Any] = {"name": NAME, "code": code_of(recorded, Path()), "noise": {"model": "from_file"}}
+    spec: dict[str, Any] = {"name": NAME, "code": model_code(recorded, Path()), "noise": {"model": "from_file"}}
     spec["seed_policy"] = SEED_BANDS
     location = str(directory / recorded.layout.model)
     backend = suggest_backend(env_from_data(spec, location=location, directory=Path(), hint="check the circuit"))
@@ -50,14 +49,3 @@ def diagnose(recorded: RecordedShots, problem: Problem, out: Output) -> list[Blo
             out.say(f"  {'error' if diagnosis.error else 'note'} {diagnosis.name}: {diagnosis.message}")
             out.say(f"    likely cause: {diagnosis.cause}")
     return checks
-
-
-def require_fit(checks: list[BlockCheck], directory: Path) -> None:
-    """Raise UsageError if a diagnosis is an error."""
-    names = {diagnosis.name: None for check in checks for diagnosis in check.diagnoses if diagnosis.error}
-    if names:
-        raise UsageError(
-            f"the shots do not fit their model: {', '.join(names)}",
-            location=str(directory),
-            hint=f"correct the files or the circuit, then run `autoqec check-data {directory}`",
-        )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.recorded import RecordedShotsCode
 
 MIN_P = 1e-9
 MAX_POINTS = 64  # physical error rates in one env; each has a circuit and a graph of its own
@@ -15,7 +16,8 @@ SEED_SPACE = 2**32  # bands are below; the verifier's own seeds are at or above
 
 GRAPH_BACKENDS = ("mwpm", "mwpm_correlated")
 SINTER_DECODER = re.compile(r"sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)", re.ASCII)
-BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "tesseract", "relay_bp")
+ESTIMATED = {"mwpm_estimated": "mwpm", "mwpm_correlated_estimated": "mwpm_correlated"}  # name -> its decoder
+BASELINES = (*GRAPH_BACKENDS, *ESTIMATED, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "tesseract", "relay_bp")
 
 
 class StimGeneratorCode(Contract):
@@ -96,9 +98,10 @@ class BicycleCode(Contract):
 
 
 Code = Annotated[
-    StimGeneratorCode | StimFileCode | DemFileCode | CssFileCode | BicycleCode, Field(discriminator="kind")
+    StimGeneratorCode | StimFileCode | DemFileCode | CssFileCode | BicycleCode | RecordedShotsCode,
+    Field(discriminator="kind"),
 ]
-FILE_CODES = (StimFileCode, DemFileCode, CssFileCode)  # their text travels in the frozen env
+FILE_CODES = (StimFileCode, DemFileCode, CssFileCode, RecordedShotsCode)  # their text travels in the frozen env
 
 
 class CircuitDepolarizing(Contract):
@@ -266,8 +269,13 @@ class EnvSpec(Contract):
     @model_validator(mode="after")
     def _noise_fits_code(self) -> EnvSpec:
         from_file = self.noise.model == "from_file"
-        if (self.code.kind in ("stim_file", "dem_file")) != from_file:
-            raise ValueError("noise model `from_file` requires code kind `stim_file` or `dem_file`, and vice versa")
+        if (self.code.kind in ("stim_file", "dem_file", "recorded_shots")) != from_file:
+            kinds = "`stim_file`, `dem_file` or `recorded_shots`"
+            raise ValueError(f"noise model `from_file` requires code kind {kinds}, and vice versa")
+        if self.recorded is not None and self.backend != "mwpm":
+            raise ValueError("code kind `recorded_shots` requires backend `mwpm`: gains are measured against matching")
+        if self.recorded is None and any(name in ESTIMATED for name in self.baselines):
+            raise ValueError(f"{' and '.join(ESTIMATED)} require code kind `recorded_shots`")
         if self.backend == "mwpm" and "mwpm" not in self.baselines:
             raise ValueError("the plain backend `mwpm` must be among the baselines")
         if self.constraints.max_time_ratio is not None and self.backend != "mwpm":
@@ -279,6 +287,11 @@ class EnvSpec(Contract):
         if self.backend == "mwpm" and self.bp.sector is not None:
             raise ValueError("`bp.sector` requires backend `bposd` or `bplsd`; matching determines its sector itself")
         return self
+
+    @property
+    def recorded(self) -> RecordedShotsCode | None:
+        """The code source if the shots are recorded, else None: shots are sampled."""
+        return self.code if isinstance(self.code, RecordedShotsCode) else None
 
     @property
     def plain(self) -> str:

@@ -35,6 +35,9 @@ class RecordedBlock(Contract):
             raise ValueError("needs `detection_events` and `observables`, or `measurements`")
         return self
 
+    def __hash__(self) -> int:  # an env is a key of caches, and `predictions` is a dict
+        return hash((self.files, *self.predictions, self.device, self.time, self.basis, self.patch))
+
     @property
     def files(self) -> tuple[str, ...]:
         """Return the paths of all files of the block."""
@@ -75,3 +78,43 @@ class RecordedManifest(Contract):
     layout: RecordedLayout = Field(description="model and blocks, as found in the directory")
     shots: tuple[int, ...] = Field(description="shots of each block")
     files: tuple[RecordedFile, ...] = Field(description="every file of the layout")
+    estimated: str | None = Field(
+        default=None, description="detector error model estimated from the first shots, relative to the manifest"
+    )
+    estimated_sha256: str | None = Field(default=None, description="SHA-256 of its text")
+    estimated_shots: int = Field(default=0, ge=0, description="first shots from which it was estimated")
+
+
+class RecordedShotsCode(Contract):
+    """Recorded shots of a circuit or detector error model, divided by time into training, validation and test.
+
+    The frozen env carries the manifest with the hashes of all files and the texts of both models; shots are never
+    copied into it. Blocks of `block_shots` successive shots are counted from the first shot; the test blocks come last.
+    """
+
+    kind: Literal["recorded_shots"] = Field(default="recorded_shots", description="selects this code source")
+    path: str = Field(description="manifest that `autoqec add-env --recorded` wrote, relative to the env file")
+    rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
+    block_shots: int = Field(ge=1, description="successive shots that are one unit of the test")
+    train: float = Field(default=0.5, gt=0, lt=1, description="share of the blocks that rounds train on")
+    validation: float = Field(default=0.1, gt=0, lt=1, description="share of the blocks that rounds are validated on")
+    candidates: int = Field(
+        default=4, ge=1, le=100, description="candidates among which the sealed test blocks are divided"
+    )
+    priors: Literal["estimated", "given"] = Field(
+        default="estimated",
+        description="model that gives the weights of the inner decoder and the shots of the first training phase",
+    )
+    manifest: RecordedManifest | None = Field(
+        default=None, description="content of the manifest; filled in when the env is frozen"
+    )
+    text: str | None = Field(default=None, description="the given model; filled in when the env is frozen")
+    estimated: str | None = Field(
+        default=None, description="the estimated detector error model; filled in when the env is frozen"
+    )
+
+    @model_validator(mode="after")
+    def _leaves_test_blocks(self) -> RecordedShotsCode:
+        if self.train + self.validation >= 1:
+            raise ValueError(f"train {self.train:g} + validation {self.validation:g} leave no blocks for the test")
+        return self

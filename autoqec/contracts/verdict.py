@@ -189,6 +189,25 @@ class Composition(Contract):
     interaction_high: float = Field(description="upper end of its 95% interval")
 
 
+class RecordedEvidence(Contract):
+    """Sealed blocks of recorded shots that a verification spent, and those that are left."""
+
+    block_shots: int = Field(description="successive shots that are one unit of the test")
+    first_block: int = Field(description="number of the first block, counted from the first recorded shot")
+    blocks: int = Field(description="blocks that this candidate was tested on; no other candidate is")
+    blocks_left: int = Field(description="sealed blocks that later candidates of the run can be tested on")
+    candidates_left: int = Field(description="candidates that these blocks are enough for")
+    e_values: dict[str, float] = Field(
+        default_factory=dict, description="e-value against each baseline; the test reports the smallest"
+    )
+    autocorrelation: float | None = Field(
+        default=None, description="correlation of the differences of successive blocks; null if not measured"
+    )
+    blocks_too_short: bool = Field(
+        default=False, description="whether that correlation is too large for the assumption of the test"
+    )
+
+
 class VerifyReport(Contract):
     """Content of verification_report.json."""
 
@@ -221,6 +240,9 @@ class VerifyReport(Contract):
     guards: tuple[Guard, ...] = Field(description="checks that every candidate must pass")
     cost: Cost | None = Field(description="null if the candidate could not be built")
     composition: Composition | None = Field(default=None, description="only of a composition of verified parents")
+    recorded: RecordedEvidence | None = Field(
+        default=None, description="only of recorded shots: what the test spent, and what is left"
+    )
     bundle_id: str | None = Field(description="identifier of the shots")
     seeds_commitment: str = Field(description="SHA-256 of the run's secret")
     chunk_digests: tuple[str, ...] = Field(default=(), description="hash of each chunk of shots")

@@ -164,7 +164,7 @@ def format_loss_curves(curves: Mapping[str, LossCurve], points: int = 16) -> str
 def _env(view: IdeatorView) -> list[str]:
     env, profile = view.require_env(), view.profile
     shots = profile.model_dump(include=_SHOWN_OF_PROFILE) if profile else {}
-    code = env.code.model_dump(mode="json", exclude={"text", "path"})
+    code = env.code.model_dump(mode="json", exclude={"text", "path", "manifest", "estimated"})
     parts = {"code": code, "noise": env.noise.dump(), "limits": env.constraints.dump(), "profile": shots}
     lines = [f"{name}: {_compact(value)}" for name, value in parts.items() if value]
     lines.append(f"inner decoder: {env.backend}; baselines: {prompts.describe_baselines(env.baselines) or 'none'}")

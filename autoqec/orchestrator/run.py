@@ -180,6 +180,10 @@ def start_run(
     def fill(partial: RunLayout, run_id: str) -> None:
         atomic.write_text(partial.env, start.env_text)
         atomic.write_bytes(partial.secret, start.secret, mode=0o600)
+        if start.recorded is not None:
+            from autoqec.runner.shot_source import provide_shots
+
+            provide_shots(start.recorded, start.env, partial.round(1).dir)
         History(partial).write_info(_run_info(start, run_id=run_id, **common))
 
     layout = create_run_directory(start.repo.root, fill)

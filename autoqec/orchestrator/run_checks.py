@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
@@ -21,6 +21,9 @@ from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunL
 from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
 
+if TYPE_CHECKING:
+    from autoqec.qec.recorded.shots import RecordedShots
+
 
 @dataclass(frozen=True)
 class StartCheck:
@@ -32,6 +35,7 @@ class StartCheck:
         baseline_config: The config of that commit's editable modules.
         network_options: What a predecoder of this env can have.
         notes: Messages for the user.
+        recorded: The env's recorded shots; None if it samples its shots.
     """
 
     repo: Repo
@@ -42,6 +46,7 @@ class StartCheck:
     network_options: NetworkOptions
     secret: bytes
     notes: tuple[str, ...]
+    recorded: RecordedShots | None = None
 
 
 def check_start(
@@ -70,10 +75,22 @@ def check_start(
     _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
     secret = new_secret(secret_file)
     network_options = find_network_options(env)
+    recorded = _check_recorded(env, Path(env_path).parent)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
     notes = tuple(note for note in (linked, message if workspace.head_ref() is None else None) if note is not None)
-    return StartCheck(workspace, env, env_text, baseline, baseline_config, network_options, secret, notes)
+    return StartCheck(workspace, env, env_text, baseline, baseline_config, network_options, secret, notes, recorded)
+
+
+def _check_recorded(env: EnvSpec, env_dir: Path) -> RecordedShots | None:
+    """Check recorded shots against their hashes and their model before anything is trained on them."""
+    if env.recorded is None or env.recorded.manifest is None:
+        return None
+    from autoqec.qec.recorded import env as recorded_env
+
+    return recorded_env.preflight(
+        env, files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
+    )
 
 
 @dataclass(frozen=True)

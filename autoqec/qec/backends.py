@@ -13,6 +13,7 @@ import pymatching
 import scipy.sparse as sp
 
 from autoqec.contracts.dsl import OutputMode
+from autoqec.contracts.env import ESTIMATED
 from autoqec.errors import UsageError
 from autoqec.qec.bp import BpDecoder, PostProcessing
 from autoqec.qec.decoder_trust import external_decoder
@@ -150,6 +151,15 @@ def make_backend(name: str, problem: Problem) -> Backend:
             f"unknown decoder {name!r}", location="env field `backend`", hint=f"choose one of {', '.join(BACKENDS)}"
         )
     return BACKENDS[name](problem)
+
+
+def make_baseline(name: str, problem: Problem) -> Backend:
+    """Build a baseline by its name in an env: matching with the given model, or with the estimated one.
+
+    Raises:
+        UsageError: As `make_backend`, or the env has no estimated model.
+    """
+    return make_backend(ESTIMATED.get(name, name), problem.estimated if name in ESTIMATED else problem.given)
 
 
 class HardFlipBackend:

@@ -17,6 +17,7 @@ from autoqec.contracts.env import (
     Si1000Noise,
     StimFileCode,
 )
+from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.qec import bicycle
 from autoqec.qec.si1000 import si1000
@@ -59,11 +60,15 @@ def _build(env: EnvSpec, p: float | None) -> Source:
     code = env.code
     if isinstance(code, FILE_CODES) and code.text is None:
         raise UsageError("the file's text is missing", location="code.text", hint="load the env from its file")
+    if isinstance(code, RecordedShotsCode):
+        assert code.manifest is not None  # filled in together with the text
+        is_dem = code.manifest.layout.model.endswith(".dem")
+        return stim.DetectorErrorModel(code.text) if is_dem else stim.Circuit(code.text)
     if isinstance(code, DemFileCode):
         return stim.DetectorErrorModel(code.text)
     if isinstance(code, StimFileCode):
         return stim.Circuit(code.text)
-    assert p is not None  # only these two kinds have their own noise
+    assert p is not None  # only these kinds have their own noise
     if isinstance(code, BicycleCode):
         circuit = bicycle.memory_circuit(code.width, code.height, code.a, code.b, code.rounds, p, code.basis)
     elif isinstance(code, CssFileCode):

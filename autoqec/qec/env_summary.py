@@ -52,7 +52,7 @@ def summarize_env(env: EnvSpec, shots: int) -> EnvSummary:
     sampled = sample(problem, shots, seed)
     rates = {}
     for name in dict.fromkeys((env.plain, *env.baselines)):
-        predictions = backends.make_backend(name, problem).decode(sampled.detection_events)
+        predictions = backends.make_baseline(name, problem).decode(sampled.detection_events)
         errors = int(error_mask(predictions, sampled.observables).sum())
         rates[name] = rate(errors, shots, rounds=problem.rounds)
     return EnvSummary(

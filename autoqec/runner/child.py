@@ -86,7 +86,8 @@ class RoundTask:
         budget = TrainingBudget.of(
             spec.profile, self.dsl, training_cost.training_flops(self.model, problem.n_detectors)
         )
-        self.plan: list[Phase] = phases(problem, self.dsl, spec.profile, budget, spec.seed)
+        self.recorded = None if spec.recorded_dir is None else Path(spec.recorded_dir)
+        self.plan: list[Phase] = phases(problem, self.dsl, spec.profile, budget, spec.seed, self.recorded)
 
     def run_training(self) -> None:
         """Train and save the checkpoint."""
@@ -112,7 +113,8 @@ class RoundTask:
         def report_progress(counts: PairedCounts, total: int) -> None:
             self.report_progress({"phase": "evaluating", **counts.dump(), "budget": total})
 
-        self.results["val"] = val_counts(self.problem, self.agent, self.spec.profile.val_shots, report_progress)
+        shots = self.spec.profile.val_shots
+        self.results["val"] = val_counts(self.problem, self.agent, shots, report_progress, self.recorded)
         self.results["eval_wallclock_s"] = time.perf_counter() - start_time
 
     def report_progress(self, event: dict[str, Any]) -> None:

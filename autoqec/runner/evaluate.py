@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -12,18 +13,22 @@ from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import count_pairs
 from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.shot_source import ShotSource
 
-VAL_KEY = "val"  # one seed per env: every round is measured on the same shots
 CHUNK = 2048  # shots unpacked and decoded at once
 
 EvaluationProgress = Callable[[PairedCounts, int], None]  # counts so far, total number of shots
 
 
 def val_counts(
-    problem: Problem, agent: PredecoderAgent, n_shots: int, on_progress: EvaluationProgress | None = None
+    problem: Problem,
+    agent: PredecoderAgent,
+    n_shots: int,
+    on_progress: EvaluationProgress | None = None,
+    recorded: Path | None = None,
 ) -> PairedCounts:
-    """Count logical errors of both decoders on the first `n_shots` shots of the val band."""
-    shots = sampling.sample(problem, n_shots, sampling.band_seed(problem.env.seed_policy.val, VAL_KEY))
+    """Count logical errors of both decoders on the first `n_shots` validation shots; see `ShotSource.recorded`."""
+    shots = ShotSource(problem, recorded).validation(n_shots)
     agent.eval_mode(0)
     plain, candidate = decode_both(problem, agent, shots, on_progress)
     return count_pairs(plain, candidate)

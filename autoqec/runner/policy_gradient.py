@@ -9,6 +9,7 @@ differentiated exactly, as cost times the sum of the probabilities.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class PlainSampler(ShotSampler):
     _draws = 0
 
     def _draw(self) -> tuple[Samples, TrajInfos]:
-        shots = sampling.sample(self.problem, SHOTS_PER_DRAW, self.train_seed(self._draws))
+        shots = self.source.training(SHOTS_PER_DRAW, self.train_seed(self._draws))
         self._draws += 1
         return Samples(sampling.unpack(shots.detection_events, self.problem.n_detectors), shots.observables), {}
 
@@ -55,16 +56,16 @@ class PolicySampler(ShotSampler):
         gap: float,
         flip_cost: float,
         temperature: float,
-        eval_shots: int = 0,
+        **more: Any,
     ) -> None:
-        super().__init__(problem, batch_size, seed, eval_shots=eval_shots)
+        super().__init__(problem, batch_size, seed, **more)
         self.flip_cost, self.temperature = flip_cost, temperature
         self._plain = backends.make_backend(problem.env.backend, problem)
         self._flipper = backends.HardFlipBackend(problem, self._plain)
         try:
-            self.shots: ShotSampler = NearFailureSampler(problem, batch_size, seed, gap=gap)
+            self.shots: ShotSampler = NearFailureSampler(problem, batch_size, seed, gap=gap, **more)
         except UsageError:  # the problem has no matching graph, or several observables
-            self.shots = PlainSampler(problem, batch_size, seed)
+            self.shots = PlainSampler(problem, batch_size, seed, **more)
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
         """Set up the source of shots and the random stream of actions for one rank."""

@@ -21,8 +21,8 @@ from autoqec.runner import collect, devices
 from autoqec.runner.artifact_manifest import resolve_modules_dir
 from autoqec.runner.collect import Artifact
 from autoqec.runner.spec import RESULT, SCRATCH_DIR, ChildResult, ChildSpec, ChildStatus, one_line
-from autoqec.store import atomic
-from autoqec.store.layout import RoundLayout, hidden_from_branch_code
+from autoqec.store import atomic, files
+from autoqec.store.layout import RoundLayout, hidden_from_branch_code, visible_shots
 from autoqec.store.run_log import LOGGER
 from autoqec.system import sandbox
 from autoqec.system.process import child
@@ -95,7 +95,7 @@ def _run_child(
     atomic.make_dir(out)
     atomic.make_dir(private)
     try:
-        spec = _child_spec(config, profile, out)
+        spec = _child_spec(config, profile, out, layout)
         spec_path, log = scratch / "spec.json", scratch / "output.log"
         atomic.write_json(spec_path, spec.dump())
         events = collect.EventForwarder(out, config.round_idx, on_event)
@@ -133,8 +133,9 @@ def _run_child(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _child_spec(config: RunnerConfig, profile: Profile, out: Path) -> ChildSpec:
+def _child_spec(config: RunnerConfig, profile: Profile, out: Path, layout: RoundLayout) -> ChildSpec:
     parent = config.parent_checkpoint
+    recorded = files.parse_env(config.env_yaml, location="env").recorded
     return ChildSpec(
         env_yaml=config.env_yaml,
         predecoder_config=config.predecoder_config,
@@ -144,6 +145,7 @@ def _child_spec(config: RunnerConfig, profile: Profile, out: Path) -> ChildSpec:
         parent_checkpoint=None if parent is None else str(Path(parent).resolve()),
         threads=config.threads,
         out_dir=str(out),
+        recorded_dir=None if recorded is None else str(visible_shots(layout.dir)),
     )
 
 
@@ -154,7 +156,7 @@ def wrap_in_sandbox(config: RunnerConfig, spec: ChildSpec, spec_path: Path, priv
     threads as the round may.
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.threads))
-    inputs = [path for path in (spec.modules_dir, spec.parent_checkpoint) if path is not None]
+    inputs = [path for path in (spec.modules_dir, spec.parent_checkpoint, spec.recorded_dir) if path is not None]
     training = parse_dsl(spec.predecoder_config).training
     gpu = devices.may_use_gpu(training)
     visible = {name: os.environ[name] for name in GPU_VARIABLES if gpu and name in os.environ}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from autoqec.qec import sampling
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.evaluate import VAL_KEY, decode_both
+from autoqec.runner.evaluate import decode_both
 from autoqec.runner.replay_buffer import GAP
+from autoqec.runner.shot_source import ShotSource
 
 SHOTS_PER_DRAW = 32_768  # shots drawn at once, fewer if their labels would exceed MAX_LABEL_BYTES
 MAX_LABEL_BYTES = 2**25
@@ -120,9 +122,13 @@ class ShotSampler(Sampler):
         batch_size: Shots per batch of one rank.
         seed: Seed of the training; every stream is derived from it and the env's seed bands.
         eval_shots: Validation shots of one evaluation.
+        recorded: Directory of recorded training and validation shots, of an env that has them.
     """
 
-    def __init__(self, problem: Problem, batch_size: int, seed: int, *, eval_shots: int = 0) -> None:
+    def __init__(
+        self, problem: Problem, batch_size: int, seed: int, *, eval_shots: int = 0, recorded: Path | None = None
+    ) -> None:
+        self.source = ShotSource(problem, recorded)
         self.problem, self.batch_size, self.seed, self.eval_shots = problem, batch_size, seed, eval_shots
         self._buffer: Samples | None = None
         self._buffer_infos: TrajInfos = {}
@@ -147,10 +153,8 @@ class ShotSampler(Sampler):
         return self._buffer[part], {name: values[part] for name, values in self._buffer_infos.items()}
 
     def evaluate_agent(self, itr: int) -> TrajInfos:
-        """Decode `eval_shots` shots of the val band with and without the agent; return whether each failed."""
-        seed = sampling.band_seed(self.problem.env.seed_policy.val, VAL_KEY)
-        shots = sampling.sample(self.problem, self.eval_shots, seed)
-        plain, candidate = decode_both(self.problem, self.agent, shots)
+        """Decode `eval_shots` validation shots with and without the agent; return whether each failed."""
+        plain, candidate = decode_both(self.problem, self.agent, self.source.validation(self.eval_shots))
         return {"PlainFail": plain, "PredecoderFail": candidate}
 
     def shutdown(self) -> None:
@@ -182,21 +186,19 @@ class EdgeLabelSampler(ShotSampler):
     matching in nats.
     """
 
-    def __init__(
-        self, problem: Problem, batch_size: int, seed: int, *, gaps: bool = False, eval_shots: int = 0
-    ) -> None:
-        super().__init__(problem, batch_size, seed, eval_shots=eval_shots)
+    def __init__(self, problem: Problem, batch_size: int, seed: int, *, gaps: bool = False, **more: Any) -> None:
+        super().__init__(problem, batch_size, seed, **more)
         self._class_matcher = LogicalClassMatcher(problem) if gaps else None
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
         """Set up the labelled source for one rank."""
         super().initialize(agent, rank=rank, world_size=world_size)
-        self._source = sampling.LabelledSampler(self.problem, self.train_seed(), agent.output_mode)
+        self._labelled = sampling.LabelledSampler(self.problem, self.train_seed(), agent.output_mode)
         max_shots = min(SHOTS_PER_DRAW, MAX_LABEL_BYTES // self.problem.variables(agent.output_mode).n_edges)
         self._draw_size = max(max_shots - max_shots % self.batch_size, self.batch_size)
 
     def _draw(self) -> tuple[Samples, TrajInfos]:
-        drawn = self._source.draw(self._draw_size)
+        drawn = self._labelled.draw(self._draw_size)
         infos = {
             "Detections": drawn.detections.sum(1, dtype=np.int32),
             "Edges": drawn.edges.sum(1, dtype=np.int32),
@@ -212,14 +214,14 @@ class NearFailureSampler(ShotSampler):
     Statistics: `Gap`, and `PlainFail`, whether the baseline failed.
     """
 
-    def __init__(self, problem: Problem, batch_size: int, seed: int, *, gap: float, eval_shots: int = 0) -> None:
-        super().__init__(problem, batch_size, seed, eval_shots=eval_shots)
+    def __init__(self, problem: Problem, batch_size: int, seed: int, *, gap: float, **more: Any) -> None:
+        super().__init__(problem, batch_size, seed, **more)
         self.gap = gap
         self._class_matcher = LogicalClassMatcher(problem)
         self._draws = self._empty_draws = 0
 
     def _draw(self) -> tuple[Samples, TrajInfos]:
-        shots = sampling.sample(self.problem, NEAR_FAILURE_SHOTS_PER_DRAW, self.train_seed(self._draws))
+        shots = self.source.training(NEAR_FAILURE_SHOTS_PER_DRAW, self.train_seed(self._draws))
         self._draws += 1
         gap = self._class_matcher.complementary_gap(shots.detection_events, cap=self.gap + 0.5)
         near = np.abs(gap) < self.gap

@@ -32,6 +32,7 @@ class ChildSpec(Contract):
     parent_checkpoint: str | None
     threads: int
     out_dir: str
+    recorded_dir: str | None = None
 
 
 class ChildResult(Contract):

@@ -96,6 +96,7 @@ class PhaseFactory:
     phase: str
     modules_dir: Path | None
     threads: int
+    recorded: Path | None
 
     def __call__(self) -> tuple[PredecoderAgent, ShotSampler, GradientAlgo]:
         """Build the phase."""
@@ -104,28 +105,39 @@ class PhaseFactory:
         problem = Problem.from_env(self.env)
         model = compile_predecoder(self.dsl, problem, seed=self.seed)
         agent = PredecoderAgent(model, flops.count(model, problem.n_detectors).flops_per_syndrome)
-        plan = phases(problem, self.dsl, self.profile, self.budget, self.seed)
+        plan = phases(problem, self.dsl, self.profile, self.budget, self.seed, self.recorded)
         phase = next(phase for phase in plan if phase.name == self.phase)
         return agent, phase.sampler, phase.algo
 
 
-def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: TrainingBudget, seed: int) -> list[Phase]:
+def phases(
+    problem: Problem,
+    dsl: PredecoderDSL,
+    profile: Profile,
+    budget: TrainingBudget,
+    seed: int,
+    recorded: Path | None = None,
+) -> list[Phase]:
     """Return the phases in order.
 
-    Fine-tuning is through the matching if `can_finetune`, or by policy gradient if the config has that block.
+    The first phase needs the errors behind each shot, so it trains on shots of the model; fine-tuning needs the
+    observables alone, so an env of recorded shots fine-tunes on those in `recorded`. Fine-tuning is through the
+    matching if `can_finetune`, or by policy gradient if the config has that block.
     """
     training_config = dsl.training
-    eval_shots = max(1, int(profile.val_shots * EVAL_SHARE))
+    shots: dict[str, Any] = {"eval_shots": max(1, int(profile.val_shots * EVAL_SHARE)), "recorded": recorded}
     gaps = training_config.replay is not None and training_config.replay.near_failure > 0
 
     def phase_factory(name: str) -> PhaseFactory:
         threads = torch.get_num_threads()
-        return PhaseFactory(problem.env, dsl, profile, budget, seed, name, overlay.current_modules_dir(), threads)
+        return PhaseFactory(
+            problem.env, dsl, profile, budget, seed, name, overlay.current_modules_dir(), threads, recorded
+        )
 
     found = [
         Phase(
             "training",
-            EdgeLabelSampler(problem, training_config.batch_size, seed, gaps=gaps, eval_shots=eval_shots),
+            EdgeLabelSampler(problem, training_config.batch_size, seed, gaps=gaps, **shots),
             SupervisedEdges(
                 learning_rate=training_config.learning_rate,
                 weight_decay=training_config.weight_decay,
@@ -138,17 +150,13 @@ def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: Train
     if training_config.finetune_share > 0 and training_config.policy_gradient is not None:
         reward = training_config.policy_gradient.dump()
         gap = training_config.finetune_gap
-        policy_sampler = PolicySampler(
-            problem, training_config.batch_size, seed, gap=gap, eval_shots=eval_shots, **reward
-        )
+        policy_sampler = PolicySampler(problem, training_config.batch_size, seed, gap=gap, **shots, **reward)
         policy_algo = PolicyGradient(learning_rate=training_config.finetune_learning_rate, **reward)
         found.append(
             Phase("finetuning", policy_sampler, policy_algo, budget.finetune_shots, phase_factory("finetuning"))
         )
     if training_config.finetune_share > 0 and can_finetune(problem, dsl):
-        near_sampler = NearFailureSampler(
-            problem, FINETUNE_BATCH, seed, gap=training_config.finetune_gap, eval_shots=eval_shots
-        )
+        near_sampler = NearFailureSampler(problem, FINETUNE_BATCH, seed, gap=training_config.finetune_gap, **shots)
         algo = MatchingFinetune(problem, learning_rate=training_config.finetune_learning_rate)
         found.append(Phase("finetuning", near_sampler, algo, budget.finetune_shots, phase_factory("finetuning")))
     return found

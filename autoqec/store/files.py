@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from autoqec.contracts.base import first_validation_error
+from autoqec.contracts.base import first_validation_error, sha256_bytes
 from autoqec.contracts.env import FILE_CODES, EnvSpec
+from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.store import atomic
 
@@ -226,9 +227,39 @@ def env_from_data(data: Any, *, location: str, directory: Path, hint: str | None
     env = _validate(data, location=location, hint=hint)
     if isinstance(env.code, FILE_CODES) and env.code.text is None:
         hint = hint or f"correct `code.path` in {location} (relative to that file)"
+        if isinstance(env.code, RecordedShotsCode):
+            return env.model_copy(update={"code": _with_manifest(env.code, directory, hint)})
         content = read_text(directory / env.code.path, what="code file", hint=hint)
         env = env.model_copy(update={"code": env.code.model_copy(update={"text": content})})
     return env
+
+
+def _with_manifest(code: RecordedShotsCode, directory: Path, hint: str) -> RecordedShotsCode:
+    """Return the code with its manifest and the texts of its models, which must be those that the manifest names."""
+    path = directory / code.path
+    location = str(path)
+    manifest = RecordedManifest.read(
+        load_yaml(read_text(path, what="manifest", hint=hint), location=location), location=location
+    )
+    again = f"restore the file, or write {path.name} again with `autoqec add-env --recorded --force`"
+    if manifest.estimated is None:
+        raise UsageError("names no estimated model", location=location, hint=again)
+    model = recorded_directory(code.path, manifest, directory) / manifest.layout.model
+    hashes = {file.path: file.sha256 for file in manifest.files}
+    texts = []
+    for file, expected in (
+        (model, hashes.get(manifest.layout.model)),
+        (path.parent / manifest.estimated, manifest.estimated_sha256),
+    ):
+        texts.append(read_text(file, what="model", hint=again))
+        if sha256_bytes(texts[-1].encode()) != expected:
+            raise UsageError("is not the model of the manifest", location=str(file), hint=again)
+    return code.model_copy(update={"manifest": manifest, "text": texts[0], "estimated": texts[1]})
+
+
+def recorded_directory(path: str, manifest: RecordedManifest, directory: Path) -> Path:
+    """Return the directory of recorded shots, given `code.path` of an env file in `directory`."""
+    return (directory / path).parent / manifest.directory
 
 
 def parse_env(text: str, *, location: str) -> EnvSpec:

@@ -268,13 +268,31 @@ def runs_dir(repo_root: Path) -> Path:
     return repo_root / "runs"
 
 
+def visible_shots(round_dir: Path) -> Path:
+    """Return the directory of recorded training and validation shots, which the rounds of a run read."""
+    return round_dir.parent / "recorded"
+
+
+def recorded_example(workspace: Path) -> Path:
+    """Return the directory of the generated shots of the builtin env `recorded_example`."""
+    return runs_dir(workspace) / "recorded_example"
+
+
+def recorded_location(round_dir: Path) -> Path:
+    """Return the file that names the directory of the recorded shots of a run; rounds cannot read it."""
+    return round_dir.parent / "recorded_directory.txt"
+
+
 def hidden_from_branch_code(round_dir: Path) -> tuple[Path, ...]:
     """Return the directories that branch code must not see: all runs with their secrets, worktrees and git directory.
 
-    `runs` and `.worktrees` may be symbolic links to another disk, so their targets are included.
+    `runs` and `.worktrees` may be symbolic links to another disk, so their targets are included. So are recorded shots,
+    whose test blocks are sealed.
     """
     workspace = round_dir.parent.parent.parent
-    named = (round_dir.parent, runs_dir(workspace), workspace / ".worktrees", workspace / ".git")
+    location = recorded_location(round_dir)
+    recorded = (Path(location.read_text(encoding="utf-8").strip()),) if location.is_file() else ()
+    named = (round_dir.parent, runs_dir(workspace), workspace / ".worktrees", workspace / ".git", *recorded)
     return tuple(dict.fromkeys((*named, *(path.resolve() for path in named))))
 
 

@@ -10,12 +10,11 @@ from autoqec.system import machine
 from autoqec.verification import artifact, guards
 from autoqec.verification.baselines import reference_errors
 from autoqec.verification.composition import evaluate_composition
-from autoqec.verification.decision import claim, decide, null_power
+from autoqec.verification.decision import claim, claim_recorded, decide, decide_recorded, null_power
+from autoqec.verification.recorded_session import MISCOVERAGE, RecordedSession
 from autoqec.verification.sequential import e_lond_weight
 from autoqec.verification.session import Evidence, VerificationSession
 from autoqec.verification.shot_stream import CHUNK, commitment
-
-MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
 
 
 def build_report(session: VerificationSession, evidence: Evidence, recorded_circuit: str | None) -> VerifyReport:
@@ -30,12 +29,17 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
         The report; its `judge_wallclock_s` is 0, for the caller to set.
     """
     request, env, shot_stream = session.request, session.env, session.shot_stream
-    effect = evidence.effects.get(env.plain)
+    effect = evidence.effects.get(session.reference)
     baselines = session.baselines.results(evidence.effects) if evidence.effects else ()
     cost = count_cost(session, evidence)
     all_guards = _guards(session, evidence, cost, recorded_circuit)
     strength = baselines if request.rules >= 2 else ()
-    verdict, reasons = decide(env, evidence.test, effect, all_guards, strength, request.rules)
+    if evidence.recorded is None:
+        verdict, reasons = decide(env, evidence.test, effect, all_guards, strength, request.rules)
+        claimed = claim(env, verdict, effect, strength)
+    else:
+        verdict, reasons = decide_recorded(env, evidence.test, effect, all_guards, evidence.recorded)
+        claimed = claim_recorded(env, verdict, effect, evidence.recorded)
     composition = _composition(session, evidence, verdict)
     session.on_event(VerdictReached(round=session.round, verdict=verdict, reasons=tuple(reasons)))
     return VerifyReport(
@@ -50,19 +54,20 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
         artifact_sha256=session.frozen.sha256,
         verdict=verdict,
         reasons=reasons,
-        claim=claim(env, verdict, effect, strength),
+        claim=claimed,
         backend=env.plain,
         decoder_rate=rate(effect.counts.errors_candidate, effect.counts.shots, rounds=env.code.rounds)
         if effect
         else None,
         effect=effect,
-        effect_simultaneous=simultaneous_effect(effect, request.attempt_index) if request.rules >= 2 else None,
+        effect_simultaneous=_simultaneous(session, effect),
         panel=baselines,
         points=tuple(evidence.points),
         test=evidence.test,
         guards=all_guards,
         cost=cost,
         composition=composition,
+        recorded=evidence.recorded,
         bundle_id=shot_stream.id if shot_stream.digests else None,
         seeds_commitment=commitment(request.secret),
         chunk_digests=shot_stream.digest_lines(),
@@ -84,6 +89,12 @@ def simultaneous_effect(effect: PairedEffect | None, attempt_index: int) -> Pair
         return None
     confidence = 1 - MISCOVERAGE * e_lond_weight(attempt_index)
     return paired_effect(effect.counts, reference=effect.reference, p=effect.p, confidence=confidence)
+
+
+def _simultaneous(session: VerificationSession, effect: PairedEffect | None) -> PairedEffect | None:
+    if isinstance(session, RecordedSession):
+        return None if effect is None else session.effect(effect.reference, simultaneous=True)
+    return simultaneous_effect(effect, session.request.attempt_index) if session.request.rules >= 2 else None
 
 
 def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
@@ -119,6 +130,8 @@ def _guards(
     session: VerificationSession, evidence: Evidence, cost: Cost | None, recorded_circuit: str | None
 ) -> tuple[Guard, ...]:
     request, env, frozen = session.request, session.env, session.frozen
+    if isinstance(session, RecordedSession) and session.span is None:
+        return (guards.first_draw(frozen.sha256, request.tested_artifacts),)
     found = [
         guards.seed_bands(env, session.shot_stream.seeds),
         guards.same_circuit(
@@ -135,6 +148,11 @@ def _guards(
         ),
         guards.first_draw(frozen.sha256, request.tested_artifacts),
     ]
+    if isinstance(session, RecordedSession):
+        # Device shots have no independent draw to compare a rate with, and rates drift after the validation blocks.
+        inner = "mwpm_estimated" if session.code.priors == "estimated" else env.plain
+        found += [guards.own_predictions(evidence.effects, inner)] if evidence.effects else []
+        return (*found, *evidence.guards)
     if evidence.test is not None:
         shots = max(CHUNK, request.profile.judge_effect_shots // 5)
         counts = _baseline_counts(evidence.test.counts, evidence.effects.get(env.plain))
@@ -172,13 +190,15 @@ def _composition(session: VerificationSession, evidence: Evidence, verdict: Verd
 
 def _not_tested(session: VerificationSession, evidence: Evidence, effect: PairedEffect | None) -> tuple[str, ...]:
     lines = [
-        "noise other than the env's circuit, other codes, and hardware data",
+        "noise other than the env's circuit, other codes, and hardware data"
+        if evidence.recorded is None
+        else "shots of other times, devices and codes, and looks of other runs at the same test blocks",
         "latency on a real-time system: the cost is counted, not measured against a deadline",
         *evidence.not_run,
     ]
     if len(session.env.points) == 1:
         lines.append("any other operating point: the env names one")
-    if effect is not None and (effect.relative_low is None or effect.relative_low <= 0):
+    if evidence.recorded is None and effect is not None and (effect.relative_low is None or effect.relative_low <= 0):
         lines.append(f"small gains: {null_power(effect)}")
     if session.request.claimed is None:
         lines.append("the round's own claims of cost and gain: none were given")

@@ -9,6 +9,7 @@ import numpy as np
 import pymatching
 from numpy.typing import NDArray
 
+from autoqec.contracts.env import ESTIMATED
 from autoqec.contracts.verdict import REPORT_VERSION, BaselineResult, PairedEffect, ReportVersion
 from autoqec.qec import backends
 from autoqec.qec.graph import MatchingGraph
@@ -26,7 +27,8 @@ class Baselines:
     """The env's baselines, built once; the baseline decoder of the env's backend comes first.
 
     Correlated matching is added wherever the env decodes by matching, so that weak baselines in an env cannot hide
-    that a decoder from a public library does better. Version 1 of the rules measured the env's baselines alone.
+    that a decoder from a public library does better; on recorded shots, so is matching with the estimated model.
+    Version 1 of the rules measured the env's baselines alone.
 
     Attributes:
         cpu_s: CPU time that each baseline spent on decoding so far, by name.
@@ -34,10 +36,12 @@ class Baselines:
 
     def __init__(self, problem: Problem, rules: ReportVersion = REPORT_VERSION) -> None:
         self.problem = problem
-        always = (CORRELATED,) if rules >= 2 and problem.env.plain == "mwpm" else ()
+        always: tuple[str, ...] = (CORRELATED,) if rules >= 2 and problem.env.plain == "mwpm" else ()
+        if problem.env.recorded is not None:
+            always += tuple(ESTIMATED)
         self.names = tuple(dict.fromkeys((problem.env.plain, *problem.env.baselines, *always)))
         self.cpu_s = dict.fromkeys(self.names, 0.0)
-        self._decoders = {name: backends.make_backend(name, problem) for name in self.names}
+        self._decoders = {name: backends.make_baseline(name, problem) for name in self.names}
 
     def error_mask(self, shots: Shots) -> dict[str, NDArray[np.bool_]]:
         """Return the shots that each baseline decodes wrongly, bool [n] by name."""

@@ -162,12 +162,12 @@ class CandidateEvaluation:
                 on_progress(monitor)
                 if self.failures:
                     return "guard"
-                self._keep_for_guards(answer, predictions)
+                self.keep_for_guards(answer, predictions)
                 if reason is not None:
                     return reason
         raise AssertionError("the monitor stops at its budget")
 
-    def _keep_for_guards(self, answer: ChunkAnswer, predictions: BoolArray | None) -> None:
+    def keep_for_guards(self, answer: ChunkAnswer, predictions: BoolArray | None) -> None:
         """Offer the shots that were sent to the guards."""
         if predictions is not None and not isinstance(answer.log_odds, CandidateFailure):
             mask = answer.selection.mask
@@ -182,7 +182,7 @@ class CandidateEvaluation:
             shots = self.shot_stream.chunk(self.problem, "guards", index)
             selection = self.send(self.decoder, shots.detection_events)
             answer = ChunkAnswer(shots, selection, self.receive(selection))
-            self._keep_for_guards(answer, self.score_answer(self.decoder, answer)[1])
+            self.keep_for_guards(answer, self.score_answer(self.decoder, answer)[1])
 
     def effect(
         self, shots: int, baselines: Baselines, on_progress: Callable[[PairedCounts], None]
@@ -201,7 +201,7 @@ class CandidateEvaluation:
         for answer in self.answers(self.decoder, self.problem, "effect", shots):
             candidate_errors, predictions = self.score_answer(self.decoder, answer)
             if self.guard_shots.samples_all:
-                self._keep_for_guards(answer, predictions)
+                self.keep_for_guards(answer, predictions)
             for name, errors in baselines.error_mask(answer.shots).items():
                 totals[name] = add_pairs(totals[name], count_pairs(errors, candidate_errors))
             on_progress(totals[self.problem.env.plain])

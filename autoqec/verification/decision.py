@@ -10,6 +10,7 @@ from autoqec.contracts.verdict import (
     BaselineResult,
     Guard,
     PairedEffect,
+    RecordedEvidence,
     ReportVersion,
     SequentialTest,
     Verdict,
@@ -60,6 +61,64 @@ def decide(
         f"all {len(guards)} guards passed",
         *(_weakness(env, baseline, baselines) for baseline in stronger_baselines(env, baselines)),
     )
+
+
+def decide_recorded(
+    env: EnvSpec,
+    test: SequentialTest | None,
+    effect: PairedEffect | None,
+    guards: tuple[Guard, ...],
+    spent: RecordedEvidence,
+) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict on recorded shots and its reasons; see `decide`.
+
+    Args:
+        env: Names the minimum gain.
+        test: The test against the baseline with the least evidence; None if it was not reached.
+        effect: The gain over that baseline on the same blocks.
+        guards: All guards.
+        spent: The blocks of the test, and those that are left.
+    """
+    left = f"{spent.blocks_left} sealed blocks are left, enough for {spent.candidates_left} more candidates"
+    if not spent.blocks:
+        return "INCONCLUSIVE", (f"no evidence is left: all sealed blocks are spent, {left}; record more shots",)
+    tripped = [guard for guard in guards if not guard.passed]
+    lines = [f"guard {guard.name}: {guard.evidence}" for guard in tripped]
+    harm = test is not None and test.stopped_by == "harm"
+    if test is not None and harm:
+        lines.insert(0, f"block test: harm, e-value {test.e_value_harm:.3g} against the candidate")
+    if lines:
+        failed = harm or any(guard.name in FAILING_GUARDS for guard in tripped)
+        return "FAILED" if failed else "SUSPICIOUS", (*lines, left)
+    if test is None or effect is None:
+        return "INCONCLUSIVE", ("block test: not run", left)
+    low = 100 * (effect.relative_low or 0.0)
+    figures = (
+        f"block test: e-value {test.e_value:.3g} of {test.threshold:.3g} needed against {effect.reference}, the "
+        f"strongest of {len(spent.e_values)} baselines, after {spent.blocks} blocks of {spent.block_shots} shots"
+    )
+    if spent.blocks_too_short:
+        correlation = f"correlation {spent.autocorrelation:.2f}" if spent.autocorrelation is not None else "correlated"
+        return "INCONCLUSIVE", (figures, f"successive blocks are correlated ({correlation}): blocks too short", left)
+    gain = f"effect: at least {low:.1f}% fewer errors (needed {_required_gain(env)})"
+    if test.stopped_by != "evidence" or low < 100 * env.protocol.min_relative_gain or low <= 0:
+        return "INCONCLUSIVE", (figures, gain, left)
+    return "VERIFIED", (figures, gain, f"all {len(guards)} guards passed", left)
+
+
+def claim_recorded(env: EnvSpec, verdict: Verdict, effect: PairedEffect | None, spent: RecordedEvidence) -> str:
+    """Return the statement that the evidence on recorded shots supports, in one sentence."""
+    where = f"the recorded shots of {env.name}"
+    if effect is None or effect.relative is None or effect.relative_low is None or effect.relative_high is None:
+        return f"Nothing is claimed on {where}: there is no measured gain."
+    low, high = 100 * effect.relative_low, 100 * effect.relative_high
+    figures = (
+        f"{100 * effect.relative:.1f}% [{low:.1f}, {high:.1f}] fewer logical errors per shot than {effect.reference}"
+    )
+    shots = f"95% interval under drift, {effect.counts.shots:,} sealed shots in {spent.blocks} blocks"
+    if verdict != "VERIFIED":
+        return f"Nothing is claimed on {where}: measured were {figures} ({shots}), verdict {verdict}."
+    return f"On {where}, {env.plain} with this predecoder makes {figures}, the strongest baseline ({shots})."
 
 
 def stronger_baselines(env: EnvSpec, baselines: Sequence[BaselineResult]) -> list[BaselineResult]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
 from autoqec.contracts.provenance import SHA256
-from autoqec.contracts.verdict import Guard, Latency, PairedCounts, PairedEffect, SequentialTest
+from autoqec.contracts.verdict import Guard, Latency, PairedCounts, PairedEffect, RecordedEvidence, SequentialTest
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import error_mask
@@ -52,6 +52,7 @@ class Evidence:
         decoder_us: CPU time of gate and inner decoder per shot of the effect draw; None if it was not reached.
         correlated_us: CPU time of correlated matching on these shots; None if the env has no matching.
         latency: Times of single shots; None if they were not measured.
+        recorded: What a test on recorded shots spent; None on sampled shots.
     """
 
     model: ModelInfo | None = None
@@ -69,11 +70,16 @@ class Evidence:
     decoder_us: float | None = None
     correlated_us: float | None = None
     latency: Latency | None = None
+    recorded: RecordedEvidence | None = None
     usage: Usage = Usage(0.0, 0)
 
 
 class VerificationSession:
-    """Collects the evidence on one frozen artifact, step by step."""
+    """Collects the evidence on one frozen artifact, step by step.
+
+    Attributes:
+        reference: Baseline that the report's effect is measured against.
+    """
 
     def __init__(self, request: VerifyRequest, frozen: FrozenArtifact, on_event: OnEvent) -> None:
         self.request, self.frozen, self.on_event = request, frozen, on_event
@@ -83,6 +89,7 @@ class VerificationSession:
         self.shot_stream = ShotStream(request.secret, frozen.sha256, self.env.seed_policy.holdout, request.shot_cache)
         self.baselines = Baselines(self.problem, request.rules)
         self.evidence = Evidence()
+        self.reference = self.env.plain
 
     def run(self) -> Evidence:
         """Run every step that the candidate's answers allow.

@@ -19,7 +19,7 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, unpack
-from autoqec.verification.shot_stream import ShotStream, joint_sha256, shot_bytes
+from autoqec.verification.shot_stream import SEALED, ShotStream, joint_sha256, shot_bytes
 
 
 def report_chunk_digests(report: VerifyReport) -> dict[str, str]:
@@ -85,7 +85,8 @@ def redraw_chunks(report: VerifyReport, env: EnvSpec, secret: bytes) -> Iterator
     """Sample every chunk of a report again from the run's secret.
 
     Yields:
-        (digest, bytes) of each chunk; chunks that this machine samples differently are left out.
+        (digest, bytes) of each chunk; chunks that this machine samples differently are left out, and so are recorded
+        shots.
     """
     composition_digests: tuple[str, ...] = ()
     shot_stream = composition_stream = ShotStream(secret, report.artifact_sha256, env.seed_policy.holdout)
@@ -97,6 +98,8 @@ def redraw_chunks(report: VerifyReport, env: EnvSpec, secret: bytes) -> Iterator
     problems |= {f"point:{p:g}": Problem.from_env(env, p) for p in env.points if p not in (None, env.target)}
     for name, digest in report_chunk_digests(report).items():
         purpose, _, index = name.rpartition("/")
+        if purpose == SEALED:
+            continue
         source = composition_stream if f"{name} {digest}" in composition_digests else shot_stream
         shots = source.chunk(problems.get(purpose, problems[""]), purpose, int(index))
         if (data := shot_bytes(shots)) and sha256_bytes(data) == digest:

@@ -26,6 +26,7 @@ from autoqec.qec.sampling import Shots, pack, sample
 from autoqec.store import atomic
 from autoqec.system import machine
 
+SEALED = "sealed"  # purpose of recorded test shots
 CHUNK = 5_000  # shots per seed
 SEED_END = 2**63
 MIN_SECRET_BYTES = 16

@@ -15,6 +15,7 @@ from autoqec.system.scratch import scratch
 from autoqec.verification import artifact, report, shot_stream
 from autoqec.verification.assemble import build_report
 from autoqec.verification.compare import report_differences
+from autoqec.verification.recorded_session import RecordedSession
 from autoqec.verification.request import ReplayResult, VerifyRequest
 from autoqec.verification.session import VerificationSession
 from autoqec.verification.shot_cache import ShotCache, report_chunk_digests
@@ -64,7 +65,8 @@ def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None)
                 location=str(request.checkpoint),
                 hint="restore the round's files",
             )
-        session = VerificationSession(request, frozen, ignore if on_event is None else on_event)
+        kind = VerificationSession if request.env.recorded is None else RecordedSession
+        session = kind(request, frozen, ignore if on_event is None else on_event)
         circuit = manifest.environment.circuit_sha256 if manifest else None
         found = build_report(session, session.run(), circuit)
     return found.model_copy(update={"judge_wallclock_s": time.monotonic() - start_time})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from autoqec.cli.env_defaults import SEED_BANDS, default_baselines
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
 
+RECORDED_OPTIONS = ("block_shots", "candidates")
 MATRICES = ("hx", "hz", "lx", "lz")
 GENERATED = ("surface_code:", "repetition_code:", "color_code:")
 HELP = "autoqec add-env --help"
@@ -31,6 +31,16 @@ SLOW_SHOTS, SHOTS = 300, 20_000  # default shots of the check: without and with 
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Directory of recorded shots, whose circuit becomes the code; the shots are checked against it.",
+)
+@click.option(
+    "--block-shots",
+    type=click.IntRange(1),
+    help="With --recorded: successive shots that are one unit of the test; default: 20 blocks per candidate.",
+)
+@click.option(
+    "--candidates",
+    type=click.IntRange(1, 100),
+    help="With --recorded: candidates among which the sealed test blocks are divided; default: 4.",
 )
 @click.option("--distance", type=click.IntRange(1), help="Code distance, for tasks of stim.")
 @click.option(
@@ -83,48 +93,59 @@ def command(
         raise UsageError(
             "already exists", location=str(path), hint="add --force to replace it, or choose another --out"
         )
-    recorded = given_options["recorded"]
-    if recorded is None:
-        code, manifest = _code(given_options, path), None
+    directory = given_options["recorded"]
+    _check_recorded_options(given_options)
+    spec: dict[str, Any] = {"name": name, "code": {}, "noise": {}, "seed_policy": SEED_BANDS}
+    if directory is None:
+        spec["code"] = _code(given_options, path)
+        spec["noise"] = _noise(given_options, spec["code"]["kind"])
+        _write(spec, given_options, path, shots, out)
     else:
-        code, manifest = _recorded_code(recorded, given_options, path, out)
-    spec: dict[str, Any] = {"name": name, "code": code, "noise": {}, "seed_policy": SEED_BANDS}
-    spec["noise"] = _noise(given_options, spec["code"]["kind"])
-    _write(spec, given_options, path, shots, out)
-    if manifest is not None:
-        from autoqec.store import atomic
-
-        manifest_path = manifest_path_of(path)
-        atomic.write_text(manifest_path, json.dumps(manifest, indent=2) + "\n")
-        out.say(f"{manifest_path}: hashes of {pluralize(len(manifest['files']), 'file')} of recorded shots")
+        spec["noise"] = _noise(given_options, "recorded_shots")
+        _write_recorded(spec, directory, given_options, path, shots, out)
 
 
-def manifest_path_of(env_file: Path) -> Path:
-    """Return the path of the manifest of recorded shots beside an env file."""
-    return env_file.with_name(f"{env_file.stem}.recorded.json")
-
-
-def _recorded_code(
-    directory: Path, given_options: dict[str, Any], path: Path, out: Output
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check recorded shots; return the env's `code` and the manifest."""
-    from autoqec.cli.recorded_shots import diagnose, open_recorded, require_fit
-    from autoqec.qec.recorded.env import code_of, manifest_of
-
-    unused = [
-        f"--{name}" for name in ("code", "distance", "rounds", "basis", *MATRICES) if given_options[name] is not None
-    ]
+def _check_recorded_options(given_options: dict[str, Any]) -> None:
+    """Raise UsageError for options that do not apply with, or without, --recorded."""
+    if given_options["recorded"] is None:
+        unused = [f"--{name.replace('_', '-')}" for name in RECORDED_OPTIONS if given_options[name] is not None]
+        if unused:
+            raise UsageError("needs --recorded", location=unused[0], hint=f"remove {', '.join(unused)}")
+        return
+    names = ("code", "distance", "rounds", "basis", *MATRICES)
+    unused = [f"--{name}" for name in names if given_options[name] is not None]
     if unused:
         hint = f"remove {', '.join(unused)}; rounds of the experiment belong into recorded.yaml"
         raise UsageError("cannot be combined with --recorded", location=unused[0], hint=hint)
+
+
+def _write_recorded(
+    spec: dict[str, Any], directory: Path, given_options: dict[str, Any], path: Path, shots: int | None, out: Output
+) -> None:
+    """Check recorded shots; write the env with its manifest and estimated model, or none of them."""
+    from autoqec.cli.recorded_shots import diagnose, open_recorded
+    from autoqec.qec.recorded.env import manifest_path_of, require_fit, write_models
+
     recorded, problem, _ = open_recorded(directory)
     checks = diagnose(recorded, problem, out)
     require_fit(checks, directory)
-    shots = tuple(0 if check.counts is None else check.counts.shots for check in checks)
-    return code_of(recorded, path.parent), manifest_of(recorded, shots, path.parent).dump()
+    counts = tuple(0 if check.counts is None else check.counts.shots for check in checks)
+    existed = path.exists()
+    try:
+        code = write_models(recorded, problem, counts, path, given_options["block_shots"], given_options["candidates"])
+        spec["code"] = code.model_dump(exclude_none=True, exclude={"manifest", "text", "estimated"})
+        _write(spec, given_options, path, shots, out)
+    except BaseException:
+        if not existed:
+            for written in (manifest_path_of(path), path.with_name(f"{path.stem}.estimated.dem")):
+                written.unlink(missing_ok=True)
+        raise
+    out.say(f"{manifest_path_of(path)}: hashes of {pluralize(len(recorded.files()), 'file')} of recorded shots")
+    out.say(f"{path.stem}.estimated.dem: model estimated from the training shots")
 
 
 def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shots: int | None, out: Output) -> None:
+    from autoqec.contracts.env import ESTIMATED, GRAPH_BACKENDS
     from autoqec.qec.env_summary import suggest_backend, summarize_env
     from autoqec.store import atomic
     from autoqec.store.files import dump_config, env_from_data, load_env
@@ -137,6 +158,8 @@ def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shot
             f"backend {backend}: " + ("the code has a matching graph" if backend == "mwpm" else "no matching graph")
         )
     spec |= {"backend": backend, "baselines": _split_list(given_options["baselines"]) or default_baselines(backend)}
+    if spec["code"]["kind"] == "recorded_shots" and backend == "mwpm" and given_options["baselines"] is None:
+        spec["baselines"] = [*GRAPH_BACKENDS, *ESTIMATED]
     env = env_from_data(spec, location=location, directory=path.parent, hint=HELP)
     env_summary = summarize_env(env, shots or (SHOTS if backend == "mwpm" else SLOW_SHOTS))
     atomic.write_text(path, dump_config(spec))
@@ -226,7 +249,7 @@ def _matrices(given: dict[str, Path], given_options: dict[str, Any], path: Path)
 
 
 def _noise(given_options: dict[str, Any], kind: str) -> dict[str, Any]:
-    if kind in ("stim_file", "dem_file"):
+    if kind in ("stim_file", "dem_file", "recorded_shots"):
         unused = [
             f"--{key}"
             for key, option in (("p", "points"), ("target", "target"), ("noise", "noise"), ("eta", "eta"))

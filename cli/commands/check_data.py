@@ -52,11 +52,11 @@ def command(
     DIRECTORY has a file recorded.yaml, or the layout of Google's public data sets. The exit status is 1 if a diagnosis
     shows that figures computed from the shots would be meaningless.
     """
-    from autoqec.qec.recorded.env import check_manifest
+    from autoqec.qec.recorded.env import check_hashes, read_manifest
 
     recorded, problem, baselines = open_recorded(directory)
     if manifest is not None:
-        check_manifest(recorded, manifest)
+        check_hashes(recorded, read_manifest(manifest), manifest.name)
     checks = diagnose(recorded, problem, out)
     failed = [diagnosis.name for check in checks for diagnosis in check.diagnoses if diagnosis.error]
     shots = [0 if check.counts is None else check.counts.shots for check in checks]

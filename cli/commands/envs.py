@@ -25,6 +25,7 @@ def command(out: Output) -> None:
         target = "" if env.target is None else f" (target {env.target:g})"
         out.say(f"{name:20} {_code(env)}; p = {noise}{target}; against {', '.join(env.baselines)}")
         out.emit({"name": name, "path": str(path), "env": env.dump()})
+    out.say(f"{locate.RECORDED_EXAMPLE:20} recorded shots of a simulated device, generated in runs/ when first used")
 
 
 def _code(env: EnvSpec) -> str:

@@ -9,8 +9,14 @@ import numpy as np
 import stim
 import yaml
 
+from autoqec.cli.env_defaults import SEED_BANDS
+from autoqec.contracts.env import ESTIMATED, EnvSpec
 from autoqec.qec.problem import Problem
+from autoqec.qec.recorded.env import preflight, write_models
+from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.sampling import Shots, sample
+from autoqec.runner.shot_source import provide_shots
+from autoqec.store.files import dump_config, load_env
 from tests.support.envs import problem
 
 
@@ -88,3 +94,30 @@ def fill_sweep_bits(text: str, state: np.ndarray) -> str:
             line = "X " + " ".join(qubit for qubit, bit in zip(qubits, state, strict=True) if bit)
         lines.append(line if line != "X " else "")
     return "\n".join(lines)
+
+
+def recorded_env(directory: Path, shots: int = 3500, block_shots: int = 100, device: Problem | None = None) -> Path:
+    """Write two files of shots and an env of them with two candidates; return the env file."""
+    plain_directory(directory / "data", shots, 2, source=device)
+    return write_recorded_env(directory, block_shots)
+
+
+def write_recorded_env(directory: Path, block_shots: int = 100, **changes: Any) -> Path:
+    """Write an env of the shots in `directory / "data"`; return the env file."""
+    recorded = RecordedShots.open(directory / "data")
+    counts = tuple(sum(len(part) for part in recorded.chunks(block)) for block in recorded.layout.blocks)
+    env_file = directory / "env.yaml"
+    code = write_models(recorded, problem(3), counts, env_file, block_shots, 2)
+    contents = {"manifest", "text", "estimated"}
+    spec = {"name": "device", "code": {**code.model_dump(exclude=contents), **changes}, "noise": {"model": "from_file"}}
+    spec |= {"seed_policy": SEED_BANDS, "baselines": ["mwpm", "mwpm_correlated", *ESTIMATED]}
+    env_file.write_text(dump_config(spec), encoding="utf-8")
+    return env_file
+
+
+def provided(env_file: Path, round_dir: Path) -> EnvSpec:
+    """Return the env after a run's start has provided its shots to rounds beside `round_dir`."""
+    env, _ = load_env(env_file)
+    round_dir.mkdir(parents=True, exist_ok=True)
+    provide_shots(preflight(env, (env_file.parent / "data").resolve()), env, round_dir)
+    return env

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoqec.contracts.verdict import PairedCounts
+
 STRENGTHS = np.geomspace(0.02, 4.0, 24)  # the mixture over l
 MIN_GAIN, MAX_GAIN = -10.0, 1.0  # relative gains among which bounds are searched
 BISECTIONS = 40
@@ -53,7 +55,9 @@ class BlockEffect:
     @property
     def blocks_too_short(self) -> bool:
         """Return whether successive blocks are correlated, so that the assumption of the test does not hold."""
-        return self.autocorrelation is not None and self.autocorrelation > MAX_AUTOCORRELATION / np.sqrt(self.blocks)
+        return self.autocorrelation is not None and bool(
+            self.autocorrelation > MAX_AUTOCORRELATION / np.sqrt(self.blocks)
+        )
 
     def is_evidence(self, alpha: float = 0.05) -> bool:
         """Return whether the candidate is shown to be better at level `alpha`."""
@@ -85,8 +89,23 @@ class BlockCounts:
         Args:
             confidence: Confidence level of the two-sided interval, simultaneously for all numbers of blocks.
         """
+        return block_effect(*self._columns(), self.shots, confidence)
+
+    def log_e_value(self, gain: float = 0.0, *, harm: bool = False) -> float:
+        """Return the log e-value against "the relative gain is at most `gain`"; see the function `log_e_value`."""
+        return log_e_value(*self._columns(), gain, harm=harm)
+
+    def totals(self) -> PairedCounts:
+        """Return the counts of all blocks together."""
+        fixed, broken, reference, candidate = np.array(self._rows, int).reshape(-1, 4).sum(0).tolist()
+        return PairedCounts(
+            shots=self.shots, errors_reference=reference, errors_candidate=candidate, fixed=fixed, broken=broken
+        )
+
+    def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return float64 [blocks] each: shots that only the reference, only the candidate, and the reference loses."""
         fixed, broken, reference, _ = np.array(self._rows, float).reshape(-1, 4).T
-        return block_effect(fixed, broken, reference, self.shots, confidence)
+        return fixed, broken, reference
 
 
 def block_effect(

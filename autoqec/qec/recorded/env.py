@@ -1,4 +1,4 @@
-"""Env of recorded shots: the model as a circuit or DEM file, and the manifest of the shots."""
+"""Env of recorded shots: its `code`, the manifest of the files, and the checks before a run uses them."""
 
 from __future__ import annotations
 
@@ -6,45 +6,153 @@ import os
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.recorded import RecordedManifest
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
+from autoqec.qec.problem import Problem
+from autoqec.qec.recorded.check import BlockCheck, check_blocks
+from autoqec.qec.recorded.decoding import first_events
+from autoqec.qec.recorded.estimation import estimate_dem
+from autoqec.qec.recorded.layout import check_files
 from autoqec.qec.recorded.shots import RecordedShots
+from autoqec.qec.recorded.split import Split
+from autoqec.qec.recorded.statistics import count_events
+from autoqec.store import atomic
 from autoqec.store.files import load_yaml
 
+PART_BLOCKS = 20  # test blocks per candidate, by default
 
-def code_of(recorded: RecordedShots, env_dir: Path) -> dict[str, Any]:
-    """Return the field `code` of an env in `env_dir` for the model of recorded shots."""
+
+def model_code(recorded: RecordedShots, env_dir: Path) -> dict[str, Any]:
+    """Return a field `code` of an env in `env_dir` that samples from the model of recorded shots."""
     path = recorded.directory / recorded.layout.model
     kind = "stim_file" if path.suffix == ".stim" else "dem_file"
     return {"kind": kind, "path": os.path.relpath(path, env_dir), "rounds": recorded.layout.rounds}
 
 
-def manifest_of(recorded: RecordedShots, shots: tuple[int, ...], manifest_dir: Path) -> RecordedManifest:
-    """Hash all files and return the manifest of recorded shots, to be stored in `manifest_dir`."""
-    return RecordedManifest(
-        directory=os.path.relpath(recorded.directory, manifest_dir),
+def write_models(
+    recorded: RecordedShots,
+    problem: Problem,
+    shots: tuple[int, ...],
+    env_file: Path,
+    block_shots: int | None = None,
+    candidates: int | None = None,
+) -> RecordedShotsCode:
+    """Estimate a model from the training shots, and write it and the manifest beside an env file.
+
+    Args:
+        recorded: The shots.
+        problem: The env with their model as it was given.
+        shots: Shots of each block of files.
+        env_file: The env file; its name gives those of the two files.
+        block_shots: Shots per block of the test; by default such that each candidate gets `PART_BLOCKS` blocks.
+        candidates: Candidates among which the test blocks are divided; None for the contract's default.
+
+    Returns:
+        The field `code` of the env, without the contents of the files.
+
+    Raises:
+        UsageError: There are too few shots, or the model is too large to be estimated.
+    """
+    manifest_path, model_path = manifest_path_of(env_file), env_file.with_name(f"{env_file.stem}.estimated.dem")
+    more = {} if candidates is None else {"candidates": candidates}
+    code = RecordedShotsCode(path=manifest_path.name, rounds=recorded.layout.rounds, block_shots=1, **more)
+    sealed = sum(shots) * (1 - code.train - code.validation)
+    size = block_shots or max(int(sealed / (PART_BLOCKS * code.candidates)), 1)
+    code = code.model_copy(update={"block_shots": size})
+    manifest = RecordedManifest(
+        directory=os.path.relpath(recorded.directory, env_file.parent),
         layout=recorded.layout,
         shots=shots,
         files=recorded.files(),
     )
+    trained = Split.of(code.model_copy(update={"manifest": manifest}), str(recorded.directory)).train[1]
+    model = estimate_dem(problem, count_events(first_events(recorded, trained), problem.n_detectors))
+    text = f"{model}\n"
+    named = {"estimated": model_path.name, "estimated_sha256": sha256_bytes(text.encode()), "estimated_shots": trained}
+    atomic.write_text(model_path, text)
+    atomic.write_json(manifest_path, manifest.model_copy(update=named).dump())
+    return code
 
 
-def check_manifest(recorded: RecordedShots, path: Path) -> None:
-    """Compare the files with the manifest that `add-env --recorded` wrote.
+def manifest_path_of(env_file: Path) -> Path:
+    """Return the path of the manifest of recorded shots beside an env file."""
+    return env_file.with_name(f"{env_file.stem}.recorded.json")
 
-    Raises:
-        UsageError: The manifest cannot be read, or a file differs from it.
-    """
+
+def read_manifest(path: Path) -> RecordedManifest:
+    """Read a manifest; UsageError or ContractError if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read: {error}", location=str(path), hint="check the path") from error
-    manifest = RecordedManifest.read(load_yaml(text, location=str(path)), location=str(path))
+    return RecordedManifest.read(load_yaml(text, location=str(path)), location=str(path))
+
+
+def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, manifest_name: str) -> None:
+    """Compare the files with their hashes in the manifest.
+
+    Raises:
+        UsageError: A file differs.
+    """
     stored = {file.path: file.sha256 for file in manifest.files}
     for file in recorded.files():
         if stored.get(file.path) != file.sha256:
             raise UsageError(
                 "is not the file of the manifest",
                 location=str(recorded.directory / file.path),
-                hint=f"restore the file, or create {path.name} again with `autoqec add-env --recorded`",
+                hint=f"restore the file, or {_again(manifest_name)}",
             )
+
+
+def open_checked(env: EnvSpec, directory: Path) -> RecordedShots:
+    """Open the recorded shots of a frozen env, after comparing every file with its hash.
+
+    Args:
+        env: The env; its shots are recorded.
+        directory: Directory of the files.
+
+    Raises:
+        UsageError: A file is missing or has changed.
+    """
+    code = env.recorded
+    assert code is not None and code.manifest is not None
+    check_files(directory, code.manifest.layout)
+    recorded = RecordedShots(directory, code.manifest.layout, Problem.from_env(env).source)
+    check_hashes(recorded, code.manifest, code.path)
+    return recorded
+
+
+def preflight(env: EnvSpec, directory: Path) -> RecordedShots:
+    """Check recorded shots before a run: hashes, numbers of shots, division, and the fit to the given model.
+
+    Raises:
+        UsageError: A check failed; a mismatch with the model is named.
+    """
+    code = env.recorded
+    assert code is not None and code.manifest is not None
+    Split.of(code, f"env `{env.name}`, field `code`")
+    recorded = open_checked(env, directory)
+    checks = check_blocks(recorded, Problem.from_env(env).given)
+    require_fit(checks, directory)
+    found = tuple(0 if check.counts is None else check.counts.shots for check in checks)
+    if found != code.manifest.shots:
+        message = f"the blocks hold {found} shots, the manifest counts {code.manifest.shots}"
+        raise UsageError(message, location=str(directory), hint=_again(code.path))
+    return recorded
+
+
+def require_fit(checks: list[BlockCheck], directory: Path) -> None:
+    """Raise UsageError if a diagnosis is an error."""
+    names = {diagnosis.name: None for check in checks for diagnosis in check.diagnoses if diagnosis.error}
+    if names:
+        raise UsageError(
+            f"the shots do not fit their model: {', '.join(names)}",
+            location=str(directory),
+            hint=f"correct the files or the circuit, then run `autoqec check-data {directory}`",
+        )
+
+
+def _again(manifest_name: str) -> str:
+    return f"create {manifest_name} again with `autoqec add-env --recorded --force`"

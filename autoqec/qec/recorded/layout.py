@@ -32,13 +32,18 @@ def find_layout(directory: Path) -> RecordedLayout:
         raise UsageError("is not a directory", location=str(directory), hint="give the directory of the shot files")
     plain = directory / PLAIN_LAYOUT
     layout = _plain_layout(plain) if plain.is_file() else _google_layout(directory)
+    check_files(directory, layout)
+    return layout
+
+
+def check_files(directory: Path, layout: RecordedLayout) -> None:
+    """Raise UsageError if a file of the layout is missing, or lies outside the directory."""
     for name in (layout.model, *(name for block in layout.blocks for name in block.files)):
         path = directory / name
         if not path.is_file():
             raise UsageError("is not a file", location=str(path), hint=f"correct {PLAIN_LAYOUT}, or copy the file here")
         if not path.resolve().is_relative_to(directory.resolve()):
             raise UsageError("is outside the directory of the shots", location=str(path), hint="move the file there")
-    return layout
 
 
 def _plain_layout(path: Path) -> RecordedLayout:

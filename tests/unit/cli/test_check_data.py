@@ -99,7 +99,7 @@ def test_add_env_writes_env_and_manifest(here: Path, capsys: pytest.CaptureFixtu
     google_directory(here / "data")
     assert run_cli(group, ["add-env", "mine", "--recorded", "data", "--shots", "200"]) == 0
     env, _ = load_env(here / "mine.yaml")
-    assert env.code.kind == "stim_file" and env.code.rounds == 3 and env.noise.model == "from_file"
+    assert env.recorded is not None and env.code.rounds == 3 and env.noise.model == "from_file"
     manifest = RecordedManifest.read(json.loads((here / "mine.recorded.json").read_text()))
     assert manifest.shots == (4000,) and manifest.directory == "data"
     assert "detection_events.b8" in {file.path for file in manifest.files}

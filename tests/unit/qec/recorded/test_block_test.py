@@ -74,3 +74,23 @@ def test_simulation_of_drifting_streams() -> None:
     assert len(false) == 5 and max(false) <= 5
     assert all(share >= 90 for name, share in rows.items() if "intervals" in name)
     assert rows["power of the block test, rates drift, high"] > 80
+
+
+def test_runs_of_candidates_without_the_minimum_gain_are_rarely_verified() -> None:
+    """Error rates drift, later candidates use later blocks, and the smallest e-value of two baselines must suffice."""
+    rng = np.random.default_rng(4)
+    runs, candidates, blocks, gain = 400, 4, 20, 0.02
+    false = 0
+    for _ in range(runs):
+        rates = 0.04 * np.exp(np.cumsum(0.15 * rng.standard_normal(candidates * blocks)))
+        for attempt in range(1, candidates + 1):
+            shots_lost = rng.poisson(1000 * np.minimum(rates[(attempt - 1) * blocks : attempt * blocks], 0.3))
+            fixed = rng.binomial(shots_lost, 0.3)
+            broken = rng.poisson((0.3 - gain) * shots_lost)
+            best = log_e_value(fixed, broken, shots_lost.astype(float), gain)
+            weak = log_e_value(fixed + 30, broken, shots_lost + 30.0, gain)
+            assert weak > best
+            if min(best, weak) >= -np.log(0.05 / (attempt * (attempt + 1))):
+                false += 1
+                break
+    assert false / runs <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / runs)

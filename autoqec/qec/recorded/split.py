@@ -1,0 +1,195 @@
+"""Division of recorded shots by time: training, validation, and sealed test blocks of which each candidate gets a part.
+
+The parts are disjoint, so a candidate that was chosen after the verdicts of earlier ones is still tested on shots that
+had no influence on it (docs/adr/0018-sealed-blocks-are-spent.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
+from autoqec.errors import UsageError
+from autoqec.qec.recorded.shots import RecordedShots
+from autoqec.qec.sampling import Shots, pack, unpack
+from autoqec.store import atomic
+
+MIN_PART_BLOCKS = 10  # with fewer blocks not even a perfect candidate reaches the level of the last part
+EVENTS, OBSERVABLES = "detection_events.b8", "observables.b8"
+PARTS = ("train", "validation")
+
+Span = tuple[int, int]  # first shot, and the shot after the last
+
+
+@dataclass(frozen=True)
+class Split:
+    """Numbers of blocks; all blocks have `block_shots` shots, and a shorter rest at the end is not used."""
+
+    block_shots: int
+    train_blocks: int
+    validation_blocks: int
+    part_blocks: int
+    candidates: int
+
+    @classmethod
+    def of(cls, code: RecordedShotsCode, location: str = "env field `code`") -> Split:
+        """Divide the shots that the manifest counts.
+
+        Raises:
+            UsageError: There are too few shots, or the estimated model was made from more than the training blocks.
+        """
+        manifest = _manifest(code)
+        total = sum(manifest.shots) // code.block_shots
+        train, validation = int(total * code.train), int(total * code.validation)
+        part = (total - train - validation) // code.candidates
+        if not train or not validation or part < MIN_PART_BLOCKS:
+            raise UsageError(
+                f"{sum(manifest.shots)} shots are {total} blocks: {train} for training, {validation} for validation "
+                f"and {part} for each of {code.candidates} candidates, which needs {MIN_PART_BLOCKS}",
+                location=location,
+                hint="lower `block_shots` or `candidates`, or record more shots",
+            )
+        if manifest.estimated_shots > train * code.block_shots:
+            raise UsageError(
+                f"the model was estimated from the first {manifest.estimated_shots} shots, and only "
+                f"{train * code.block_shots} are training shots",
+                location=location,
+                hint="write the env again with `autoqec add-env --recorded --force`",
+            )
+        return cls(code.block_shots, train, validation, part, code.candidates)
+
+    @property
+    def train(self) -> Span:
+        """Training shots, the first in time."""
+        return 0, self.train_blocks * self.block_shots
+
+    @property
+    def validation(self) -> Span:
+        """Validation shots, after the training shots."""
+        return self.train[1], self.train[1] + self.validation_blocks * self.block_shots
+
+    def part(self, attempt_index: int) -> Span | None:
+        """Return the sealed shots of the candidate at `attempt_index` (from 1); None if all parts are spent."""
+        if attempt_index > self.candidates:
+            return None
+        size = self.part_blocks * self.block_shots
+        start = self.validation[1] + (attempt_index - 1) * size
+        return start, start + size
+
+
+def read_span(recorded: RecordedShots, counts: Sequence[int], span: Span, size: int) -> Iterator[Shots]:
+    """Read the shots of a span in their order; files that end before it are not opened.
+
+    Args:
+        recorded: The shots.
+        counts: Shots of each block of files, as in the manifest.
+        span: The shots to read, counted over all files.
+        size: Shots per item.
+
+    Yields:
+        Exactly `size` shots each; a shorter rest is left out.
+
+    Raises:
+        UsageError: A file is not readable, or holds another number of shots than the manifest counts.
+    """
+    held: list[Shots] = []
+    start = 0
+    for block, count in zip(recorded.layout.blocks, counts, strict=True):
+        if start < span[1] and start + count > span[0]:
+            position = start
+            for chunk in recorded.chunks(block):
+                low, high = (min(max(edge - position, 0), len(chunk)) for edge in span)
+                held.append(Shots(chunk.detection_events[low:high], chunk.observables[low:high]))
+                position += len(chunk)
+                if sum(map(len, held)) >= size:
+                    held = yield from _full_items(held, size)
+            if position != start + count:
+                name = block.detection_events or block.measurements
+                message = f"holds {position - start} shots, the manifest counts {count}"
+                raise UsageError(message, location=str(recorded.directory / str(name)), hint="restore the file")
+        start += count
+
+
+def _full_items(held: list[Shots], size: int) -> Generator[Shots, None, list[Shots]]:
+    """Yield items of `size` shots; return the rest."""
+    events = np.concatenate([part.detection_events for part in held])
+    flips = np.concatenate([part.observables for part in held])
+    full = len(events) // size * size
+    for start in range(0, full, size):
+        yield Shots(events[start : start + size], flips[start : start + size])
+    return [Shots(events[full:], flips[full:])]
+
+
+def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: Path) -> None:
+    """Copy the training and validation shots into `directory`, the only recorded shots that a round can read."""
+    split, counts = Split.of(code), _manifest(code).shots
+    for name, span in zip(PARTS, (split.train, split.validation), strict=True):
+        part = directory / name
+        atomic.make_dir(part)
+        with (
+            atomic.storage_errors(part),
+            (part / EVENTS).open("wb") as events,
+            (part / OBSERVABLES).open("wb") as flips,
+        ):
+            for shots in read_span(recorded, counts, span, split.block_shots):
+                events.write(np.ascontiguousarray(shots.detection_events).tobytes())
+                flips.write(pack(shots.observables).tobytes())
+
+
+@dataclass(frozen=True, eq=False)
+class VisibleShots:
+    """Training or validation shots, memory-mapped.
+
+    Attributes:
+        detection_events: uint8 [n, ceil(n_detectors / 8)].
+        observables: uint8 [n, ceil(n_observables / 8)].
+        n_observables: Number of observables.
+    """
+
+    detection_events: np.ndarray
+    observables: np.ndarray
+    n_observables: int
+
+    @classmethod
+    def open(cls, directory: Path, part: str, n_detectors: int, n_observables: int) -> VisibleShots:
+        """Map the files that `write_visible` wrote; `part` is one of `PARTS`.
+
+        Raises:
+            UsageError: A file is missing, or is not of this circuit.
+        """
+        maps = []
+        for name, bits in ((EVENTS, n_detectors), (OBSERVABLES, n_observables)):
+            path, width = directory / part / name, -(-bits // 8)
+            if not path.is_file() or not path.stat().st_size or path.stat().st_size % width:
+                raise UsageError("does not hold shots of this env", location=str(path), hint="start a new run")
+            maps.append(np.memmap(path, np.uint8, "r").reshape(-1, width))
+        if len(maps[0]) != len(maps[1]):
+            raise UsageError(
+                "its files disagree in their shots", location=str(directory / part), hint="start a new run"
+            )
+        return cls(maps[0], maps[1], n_observables)
+
+    def __len__(self) -> int:
+        return len(self.detection_events)
+
+    def first(self, n: int) -> Shots:
+        """Return the first `n` shots, or all if there are fewer."""
+        return self._rows(slice(0, n))
+
+    def draw(self, n: int, seed: int) -> Shots:
+        """Draw `n` shots with replacement; the same seed gives the same shots."""
+        return self._rows(np.random.default_rng(seed).integers(len(self), size=n))
+
+    def _rows(self, rows: slice | np.ndarray) -> Shots:
+        events, flips = (np.array(part[rows]) for part in (self.detection_events, self.observables))
+        return Shots(events, unpack(flips, self.n_observables).astype(bool))
+
+
+def _manifest(code: RecordedShotsCode) -> RecordedManifest:
+    if code.manifest is None:
+        raise UsageError("`code.manifest` is missing", location="env", hint="load the env from its env file")
+    return code.manifest

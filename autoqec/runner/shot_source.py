@@ -1,0 +1,61 @@
+"""Labelled shots for validation, and for training on decoding failures: sampled, or recorded training blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoqec.contracts.env import EnvSpec
+from autoqec.errors import UsageError
+from autoqec.qec import sampling
+from autoqec.qec.problem import Problem
+from autoqec.qec.recorded.shots import RecordedShots
+from autoqec.qec.recorded.split import VisibleShots, write_visible
+from autoqec.store import atomic
+from autoqec.store.layout import recorded_location, visible_shots
+
+VAL_KEY = "val"  # one seed per env: every round is measured on the same shots
+
+
+@dataclass(frozen=True)
+class ShotSource:
+    """Source of the shots of one env.
+
+    Attributes:
+        problem: The env at its target.
+        recorded: Directory of recorded training and validation shots; None if the env samples its shots.
+    """
+
+    problem: Problem
+    recorded: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.problem.env.recorded is not None and self.recorded is None:
+            hint = "a run or `autoqec run-round` provides them"
+            raise UsageError("the recorded shots of the env are missing", location=self.problem.env.name, hint=hint)
+
+    def validation(self, n: int) -> sampling.Shots:
+        """Return the first `n` validation shots; recorded ones may be fewer."""
+        if self.recorded is not None:
+            return self._open("validation").first(n)
+        return sampling.sample(self.problem, n, sampling.band_seed(self.problem.env.seed_policy.val, VAL_KEY))
+
+    def training(self, n: int, seed: int) -> sampling.Shots:
+        """Return `n` training shots of a seed; recorded ones are drawn with replacement."""
+        if self.recorded is not None:
+            return self._open("train").draw(n, seed)
+        return sampling.sample(self.problem, n, seed)
+
+    def _open(self, part: str) -> VisibleShots:
+        assert self.recorded is not None
+        return VisibleShots.open(self.recorded, part, self.problem.n_detectors, self.problem.n_observables)
+
+
+def provide_shots(recorded: RecordedShots, env: EnvSpec, round_dir: Path) -> None:
+    """Copy recorded training and validation shots beside a round directory, and note where all shots are.
+
+    Only the copies are visible to branch code; the verifier alone opens the recorded files again.
+    """
+    assert env.recorded is not None
+    write_visible(recorded, env.recorded, visible_shots(round_dir))
+    atomic.write_text(recorded_location(round_dir), f"{recorded.directory}\n")

@@ -1,0 +1,60 @@
+"""A run on recorded shots, from the env file to a verdict on sealed blocks and its replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import UsageError
+from autoqec.locate import builtin_envs
+from autoqec.orchestrator import verify_round
+from autoqec.orchestrator.loop import run_rounds, start_run
+from autoqec.store.layout import recorded_location, visible_shots
+from autoqec.store.round_files import read_contract
+from autoqec.system.git import Repo
+from tests.support.envs import problem
+from tests.support.recorded import recorded_env
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a workspace, with shots of a device and their env beside it, and a profile of a few seconds."""
+    few = {"train_shots": 4096, "finetune_shots": 192, "val_shots": 700, "round_wallclock_s": 900}
+    monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update={**few, "judge_wallclock_s": 900}))
+    make_workspace(tmp_path / "workspace", builtin_envs()["smoke"])
+    recorded_env(tmp_path / "device", device=problem(3, 0.02))
+    return tmp_path / "workspace"
+
+
+def test_a_run_ends_in_a_verdict_on_sealed_blocks(workspace: Path) -> None:
+    env_file = workspace.parent / "device" / "env.yaml"
+    with start_run(env_file, workspace, "smoke", 1) as run:
+        run_rounds(run, 1)
+        layout = run.layout
+    place = layout.round(1)
+    assert recorded_location(place.dir).read_text().strip() == str(env_file.parent / "data")
+    assert sorted(path.name for path in visible_shots(place.dir).iterdir()) == ["train", "validation"]
+    repo = Repo.discover(workspace)
+    if not place.report_json.exists():
+        verify_round.verify_or_replay(layout, repo, 1, print)
+    report = read_contract(place.report_json, VerifyReport)
+    assert report is not None and report.recorded is not None and report.test is not None
+    assert (report.recorded.first_block, report.recorded.blocks, report.recorded.blocks_left) == (42, 14, 14)
+    assert report.verdict == "VERIFIED" or report.claim.startswith("Nothing is claimed")
+    tests = [json.loads(line) for line in layout.attempts.read_text().splitlines()]
+    assert [line["attempt_index"] for line in tests if "attempt_index" in line] == [1]
+    assert verify_round.replay(layout, repo, 1, print).agrees
+
+
+def test_shots_that_do_not_fit_start_no_run(workspace: Path) -> None:
+    data = workspace.parent / "device" / "data"
+    events = data / "events1.b8"
+    events.write_bytes(bytes(len(events.read_bytes())))
+    with pytest.raises(UsageError, match="is not the file of the manifest"):
+        start_run(workspace.parent / "device" / "env.yaml", workspace, "smoke", 1)
+    assert not list((workspace / "runs").glob("2*"))

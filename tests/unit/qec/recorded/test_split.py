@@ -1,0 +1,97 @@
+"""Division of recorded shots by time, and the copies that rounds may read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoqec.contracts.recorded import RecordedShotsCode
+from autoqec.errors import UsageError
+from autoqec.qec.recorded.env import open_checked
+from autoqec.qec.recorded.shots import RecordedShots
+from autoqec.qec.recorded.split import Split, VisibleShots, read_span, write_visible
+from autoqec.qec.sampling import Shots
+from autoqec.store.files import load_env
+from tests.support.recorded import recorded_env
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[RecordedShotsCode, RecordedShots, Shots]:
+    """Return the code of an env of two files with 3500 shots each, the shots, and all of them at once."""
+    env, _ = load_env(recorded_env(tmp_path_factory.mktemp("split")))
+    assert env.recorded is not None
+    directory = tmp_path_factory.getbasetemp() / "split0" / "data"
+    recorded = open_checked(env, directory)
+    parts = [part for block in recorded.layout.blocks for part in recorded.chunks(block)]
+    events, flips = (np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0]))
+    return env.recorded, recorded, Shots(events, flips)
+
+
+def test_spans_are_disjoint_and_in_the_order_of_time(opened: tuple[RecordedShotsCode, RecordedShots, Shots]) -> None:
+    split = Split.of(opened[0])
+    parts = [split.part(index) for index in (1, 2)]
+    spans = [split.train, split.validation, *(part for part in parts if part is not None)]
+    assert spans == [(0, 3500), (3500, 4200), (4200, 5600), (5600, 7000)]
+    assert split.part(3) is None
+
+
+@pytest.mark.parametrize("size", [100, 64, 1400])
+def test_a_span_over_two_files_is_read_in_items(
+    opened: tuple[RecordedShotsCode, RecordedShots, Shots], size: int
+) -> None:
+    _, recorded, everything = opened
+    items = list(read_span(recorded, (3500, 3500), (3300, 4700), size))
+    assert {len(item) for item in items} == {size} and len(items) == 1400 // size
+    read = np.concatenate([item.detection_events for item in items])
+    assert (read == everything.detection_events[3300 : 3300 + len(read)]).all()
+    flips = np.concatenate([item.observables for item in items])
+    assert (flips == everything.observables[3300 : 3300 + len(read)]).all()
+
+
+def test_files_outside_a_span_are_not_opened(opened: tuple[RecordedShotsCode, RecordedShots, Shots]) -> None:
+    _, recorded, _ = opened
+    layout = recorded.layout.model_copy(
+        update={"blocks": (recorded.layout.blocks[0].model_copy(update={"detection_events": "absent.b8"}),)}
+    )
+    layout = layout.model_copy(update={"blocks": (*layout.blocks, recorded.layout.blocks[1])})
+    missing = RecordedShots(recorded.directory, layout, recorded.source)
+    assert len(list(read_span(missing, (3500, 3500), (3500, 3600), 100))) == 1
+
+
+def test_another_number_of_shots_is_rejected(opened: tuple[RecordedShotsCode, RecordedShots, Shots]) -> None:
+    _, recorded, _ = opened
+    with pytest.raises(UsageError, match="holds 3500 shots, the manifest counts 3400"):
+        list(read_span(recorded, (3400, 3600), (0, 3400), 100))
+
+
+def test_rounds_get_training_and_validation_shots_only(
+    opened: tuple[RecordedShotsCode, RecordedShots, Shots], tmp_path: Path
+) -> None:
+    code, recorded, everything = opened
+    write_visible(recorded, code, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "validation"]
+    validation = VisibleShots.open(tmp_path, "validation", 24, 1).first(10_000)
+    assert (validation.detection_events == everything.detection_events[3500:4200]).all()
+    assert (validation.observables == everything.observables[3500:4200]).all()
+    train = VisibleShots.open(tmp_path, "train", 24, 1)
+    assert len(train) == 3500
+    first, again, other = train.draw(50, 3), train.draw(50, 3), train.draw(50, 4)
+    assert (first.detection_events == again.detection_events).all()
+    assert (first.detection_events != other.detection_events).any()
+    (tmp_path / "train" / "observables.b8").write_bytes(b"")
+    with pytest.raises(UsageError, match="does not hold shots"):
+        VisibleShots.open(tmp_path, "train", 24, 1)
+
+
+def test_too_few_blocks_are_rejected(opened: tuple[RecordedShotsCode, RecordedShots, Shots]) -> None:
+    with pytest.raises(UsageError, match="for each of 2 candidates, which needs 10"):
+        Split.of(opened[0].model_copy(update={"block_shots": 200}))
+
+
+def test_model_estimated_from_more_than_the_training_shots_is_rejected(
+    opened: tuple[RecordedShotsCode, RecordedShots, Shots],
+) -> None:
+    with pytest.raises(UsageError, match="estimated from the first 3500 shots"):
+        Split.of(opened[0].model_copy(update={"train": 0.4}))

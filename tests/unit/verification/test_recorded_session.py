@@ -1,0 +1,174 @@
+"""Verification on sealed blocks of recorded shots: evidence, spending, replay, and what candidates cannot reach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import EnvSpec
+from autoqec.decoders import checkpoint
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.errors import UsageError
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import LabelledSampler
+from autoqec.store.layout import hidden_from_branch_code, recorded_location
+from autoqec.verification import report, verifier
+from autoqec.verification.request import VerifyRequest
+from tests.support.envs import problem
+from tests.support.recorded import plain_directory, provided, write_recorded_env, write_shots
+from tests.support.verification import CONFIG, profile, request
+
+FLAGGED = 0.15  # share of shots with errors that no model of independent errors describes
+
+
+class FlaggedDevice:
+    """Shots of the circuit; in some, half a logical operator, and detection events of the other sector that tell so.
+
+    The complement of that half is shorter, so matching is wrong on these shots under every error model.
+    """
+
+    def __init__(self) -> None:
+        self.problem = problem(3)
+        logical = list(self.problem.dem.shortest_graphlike_error())
+        detectors = [[t.val for t in error.targets_copy() if t.is_relative_detector_id()] for error in logical]
+        assert len(detectors) == 3
+        self.half = [self._mechanism(found) for found in detectors[:2]]
+        self.signal = self.problem.graph.out_of_sector[:4]
+
+    def _mechanism(self, detectors: list[int]) -> int:
+        columns = self.problem.H.toarray().T.astype(bool)
+        wanted = np.zeros(columns.shape[1], bool)
+        wanted[detectors] = True
+        return int(np.flatnonzero((columns == wanted).all(1))[0])
+
+    def draw(self, sampler: LabelledSampler, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """Return detection events, observables and edge labels of n shots."""
+        shots = sampler.draw(n)
+        events, flips, edges = shots.detections.copy(), shots.observables.copy(), shots.edges.copy()
+        flagged = rng.random(n) < FLAGGED
+        to_edge = self.problem.graph.mechanism_to_edge.toarray()
+        for mechanism in self.half:
+            events[flagged] ^= self.problem.H.toarray()[:, mechanism]
+            flips[flagged] ^= self.problem.L.toarray()[:, mechanism].astype(bool)
+            edges[flagged] ^= to_edge[mechanism].astype(np.uint8)
+        events[np.ix_(flagged, self.signal)] = 1
+        return events, flips, edges
+
+
+@pytest.fixture(scope="module")
+def device() -> FlaggedDevice:
+    return FlaggedDevice()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, device: FlaggedDevice) -> tuple[EnvSpec, Path]:
+    """Return an env of the device's shots, and the directory of a run that has provided them."""
+    directory = tmp_path_factory.mktemp("sealed")
+    plain_directory(directory / "data", 64, 2)
+    rng = np.random.default_rng(8)
+    for index in (0, 1):
+        events, flips, _ = device.draw(LabelledSampler(device.problem, 50 + index), 3500, rng)
+        write_shots(directory / "data" / f"events{index}.b8", events)
+        write_shots(directory / "data" / f"flips{index}.01", flips, "observables")
+    env_file = write_recorded_env(directory)
+    run = directory / "workspace" / "runs" / "20250101-000000"
+    return provided(env_file, run / "round_1"), run
+
+
+@pytest.fixture(scope="module")
+def weights(recorded: tuple[EnvSpec, Path], device: FlaggedDevice) -> Path:
+    """Return a checkpoint trained on simulated shots of the device, with labels that recorded shots do not have."""
+    path, prob = recorded[1].parent / "checkpoint.pt", Problem.from_env(recorded[0])
+    torch.set_num_threads(1)
+    dsl = parse_dsl(CONFIG)
+    model = compile_predecoder(dsl, prob, seed=5)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    sampler, rng = LabelledSampler(prob, 5), np.random.default_rng(9)
+    for _ in range(120):
+        events, _, edges = device.draw(sampler, 256, rng)
+        logits = model(torch.from_numpy(events.astype(np.float32)))
+        truth = torch.from_numpy(edges.astype(np.float32))
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(1).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    checkpoint.save(path, model.eval(), dsl)
+    return path
+
+
+def build(recorded: tuple[EnvSpec, Path], weights: Path, **more: Any) -> VerifyRequest:
+    env, run = recorded
+    return request(run / "round_1", env, weights, **{"profile": profile(1, 5_000), **more})
+
+
+def test_gain_over_the_best_baseline_is_verified_and_replayed(recorded: tuple[EnvSpec, Path], weights: Path) -> None:
+    asked = build(recorded, weights)
+    found = verifier.run_verification(asked)
+    assert found.verdict == "VERIFIED", found.reasons
+    assert found.recorded is not None and found.test is not None and found.effect is not None
+    names = ["mwpm", "mwpm_correlated", "mwpm_estimated", "mwpm_correlated_estimated"]
+    assert list(found.recorded.e_values) == names == [baseline.name for baseline in found.panel]
+    assert found.test.e_value == min(found.recorded.e_values.values()) >= found.test.threshold == 40
+    assert found.effect.reference == min(found.recorded.e_values, key=lambda name: found.recorded.e_values[name])
+    assert (found.recorded.first_block, found.recorded.blocks) == (42, 14)
+    assert (found.recorded.blocks_left, found.recorded.candidates_left) == (14, 1)
+    assert found.test.counts.shots == 1400 and "14 sealed blocks are left" in found.reasons[-1]
+    sealed = [line.split()[0] for line in found.chunk_digests if line.startswith("sealed/")]
+    assert sealed == [f"sealed/{index}" for index in range(42, 56)]
+    replayed = verifier.replay(found, asked)
+    assert replayed.agrees, replayed.differences
+    text = report.render(found)
+    assert "42 to 55" in text and "| mwpm_correlated_estimated |" in text
+
+
+def test_each_candidate_spends_blocks_of_its_own(recorded: tuple[EnvSpec, Path], weights: Path) -> None:
+    second = verifier.run_verification(build(recorded, weights, attempt_index=2))
+    assert second.recorded is not None and (second.recorded.first_block, second.recorded.blocks_left) == (56, 0)
+    third = verifier.run_verification(build(recorded, weights, attempt_index=3))
+    assert third.verdict == "INCONCLUSIVE" and third.test is None and "no evidence is left" in third.reasons[0]
+    assert third.recorded is not None and third.recorded.blocks == 0 and third.claim.startswith("Nothing is claimed")
+    report.render(third)
+
+
+def test_no_gain_is_inconclusive(recorded: tuple[EnvSpec, Path]) -> None:
+    """A fresh network gives nearly the priors: it ties with estimated matching."""
+    prob = Problem.from_env(recorded[0])
+    path = recorded[1].parent / "fresh.pt"
+    dsl = parse_dsl(CONFIG)
+    model = compile_predecoder(dsl, prob, seed=1)
+    for parameter in model.parameters():
+        parameter.data *= 0
+    checkpoint.save(path, model.eval(), dsl)
+    found = verifier.run_verification(build(recorded, path))
+    assert found.verdict != "VERIFIED" and found.test is not None and found.test.stopped_by != "evidence"
+
+
+def test_changed_files_are_not_scored(recorded: tuple[EnvSpec, Path], weights: Path) -> None:
+    data = Path(recorded_location(recorded[1] / "round_1").read_text().strip())
+    path = data / "flips1.01"
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + (b"1" if content[-2:-1] == b"0" else b"0") + b"\n")
+    try:
+        with pytest.raises(UsageError, match="is not the file of the manifest"):
+            verifier.run_verification(build(recorded, weights))
+    finally:
+        path.write_bytes(content)
+
+
+def test_missing_shots_are_named(recorded: tuple[EnvSpec, Path], weights: Path, tmp_path: Path) -> None:
+    moved = replace(build(recorded, weights), round=request(tmp_path / "round_1", recorded[0], weights).round)
+    with pytest.raises(UsageError, match="place of the recorded shots is not known") as caught:
+        verifier.run_verification(moved)
+    assert caught.value.hint
+
+
+def test_sealed_shots_are_hidden_from_branch_code(recorded: tuple[EnvSpec, Path]) -> None:
+    data = Path(recorded_location(recorded[1] / "round_1").read_text().strip())
+    assert data in hidden_from_branch_code(recorded[1] / "round_1")
