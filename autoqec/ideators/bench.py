@@ -43,6 +43,8 @@ class SimulationSettings:
         params_transform: Maps params that the ideator names to params of the table.
         noop: Every decoder fails exactly where the baseline decoder does.
         min_gain: What the lower bound of the relative gain must reach for a round to be verified.
+        slots: Rounds measured at once, recorded in the order in which they started, as in `orchestrator.loop`: a
+            proposal sees the results of all but the `slots - 1` rounds before it, and those as pending.
     """
 
     rounds: int = 20
@@ -51,16 +53,25 @@ class SimulationSettings:
     params_transform: ParamsTransform = identity
     noop: bool = False
     min_gain: float = MIN_GAIN
+    slots: int = 1
 
 
 @dataclass
 class SimulatedRun:
-    """One simulated run: hypervolume, total seconds of training and total dollars after each round."""
+    """One simulated run: hypervolume, total seconds of training, seconds since the start, total dollars after a round.
+
+    The seconds since the start are those at which the round is recorded; with one slot they are the training time.
+    """
 
     hypervolume: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    elapsed: list[float] = field(default_factory=list)
     dollars: list[float] = field(default_factory=list)
     verified: int = 0
+
+    def hypervolume_at(self, seconds: float) -> float:
+        """Return the hypervolume of the rounds recorded within this time since the start."""
+        return max([v for v, at in zip(self.hypervolume, self.elapsed, strict=True) if at <= seconds], default=0.0)
 
 
 def simulate(
@@ -83,7 +94,7 @@ def simulate(
     run, history, used_entries, pareto_points = SimulatedRun(), list[dict[str, Any]](), set[int](), list[ParetoPoint]()
     scale = ObjectiveScale.of(table)
     for number in range(1, settings.rounds + 1):
-        response = propose(_view(table, history, seed))
+        response = propose(_view(table, history, seed, settings.slots))
         params = space.params_of(response.proposal) if response else None
         if response is None or params is None:
             history.append(_row(number, response, response.proposal if response else {}, status="compile_error"))
@@ -94,13 +105,18 @@ def simulate(
             history.append(row)
             pareto_points += [] if point is None else [point]
             run.verified += point is not None
-        last = run.seconds[-1] if run.seconds else 0.0
-        run.seconds.append(
-            last + (table.entries[index].seconds if response is not None and params is not None else 0.0)
-        )
+        took = table.entries[index].seconds if response is not None and params is not None else 0.0
+        _add_times(run, took, settings.slots)
         run.dollars.append(spent_usd())
         run.hypervolume.append(hypervolume(pareto_points))
     return run
+
+
+def _add_times(run: SimulatedRun, took: float, slots: int) -> None:
+    """Append the times of a round: it starts when a slot is free, and is recorded after all earlier ones."""
+    started = run.elapsed[-slots] if len(run.elapsed) >= slots else 0.0
+    run.elapsed.append(max(started + took, *run.elapsed[-1:], 0.0))
+    run.seconds.append(took + (run.seconds[-1] if run.seconds else 0.0))
 
 
 def _round(
@@ -160,16 +176,30 @@ def _verified(effect: PairedEffect | None, min_gain: float) -> bool:
     return effect is not None and effect.delta_low > 0 and (effect.relative_low or 0.0) >= min_gain
 
 
-def _view(table: Table, history: list[dict[str, Any]], seed: int) -> IdeatorView:
-    """Return the view that `RunMemory.l2_for_ideator` would give."""
+def _view(table: Table, rows: list[dict[str, Any]], seed: int, slots: int) -> IdeatorView:
+    """Return the view that `RunMemory.l2_for_ideator` would give; the last `slots - 1` rounds are pending."""
+    n_recorded = max(0, len(rows) - slots + 1)
     return IdeatorView(
         run_id="bench",
         seed=seed,
         env=None,
         profile=None,
         baseline_config=space.without(space.TEMPLATES[0].config, space.OPTIONAL_KEYS),
-        history=tuple(history),
+        history=tuple(rows[:n_recorded]),
+        pending=tuple(row | _UNKNOWN for row in rows[n_recorded:]),
     )
+
+
+_UNKNOWN: dict[str, Any] = {
+    "status": None,
+    "status_reason": None,
+    "delta_ler": None,
+    "flops_per_syndrome": None,
+    "n_params": None,
+    "verify_verdict": None,
+    "delta_vs_baseline_holdout": None,
+    "forkable": False,
+}  # of a pending round
 
 
 def _row(number: int, response: IdeatorResponse | None, config: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -184,12 +214,8 @@ def _row(number: int, response: IdeatorResponse | None, config: dict[str, Any], 
         "compose_mode": response.compose_mode if response else None,
         "branch": f"exp/bench/{number:02d}-x",
         "dsl_config": parse_dsl(config).config() if config else None,
-        "delta_ler": None,
-        "flops_per_syndrome": None,
-        "n_params": None,
-        "verify_verdict": None,
-        "delta_vs_baseline_holdout": None,
-    } | more
+    }
+    row = _UNKNOWN | row | more
     return row | {"forkable": row["status"] == "ok"}
 
 

@@ -32,7 +32,7 @@ class Score:
     Attributes:
         final: Hypervolume after the last round.
         mean: Hypervolume averaged over rounds.
-        at_equal_seconds: Hypervolume at the time at which the reference has spent half of its training time.
+        at_equal_seconds: Hypervolume when half of the reference's time is over.
         gap: Final minus that of the reference on the same seeds, with the 95% interval `gap_low`, `gap_high`.
         verified: Verified rounds per run.
         seconds: Training time per run.
@@ -194,7 +194,7 @@ def _score(
     unit = best or 1.0
     final_shares = [run.hypervolume[-1] / unit for run in mine]
     gap, low, high = bench.paired_bootstrap(final_shares, [run.hypervolume[-1] / unit for run in reference])
-    half = [run.seconds[-1] / 2 for run in reference]
+    half = [run.elapsed[-1] / 2 for run in reference]
     return Score(
         strategy=name,
         reference=reference_name,
@@ -204,7 +204,7 @@ def _score(
         final=statistics.mean(final_shares),
         mean=statistics.mean(statistics.mean(run.hypervolume) / unit for run in mine),
         at_equal_seconds=statistics.mean(
-            _hypervolume_at(run, limit) / unit for run, limit in zip(mine, half, strict=True)
+            run.hypervolume_at(limit) / unit for run, limit in zip(mine, half, strict=True)
         ),
         gap=gap,
         gap_low=low,
@@ -213,9 +213,3 @@ def _score(
         seconds=statistics.mean(run.seconds[-1] for run in mine),
         dollars=statistics.mean(run.dollars[-1] for run in mine),
     )
-
-
-def _hypervolume_at(run: SimulatedRun, seconds: float) -> float:
-    """Return the hypervolume after this much training time."""
-    reached = [volume for volume, at in zip(run.hypervolume, run.seconds, strict=True) if at <= seconds]
-    return reached[-1] if reached else 0.0

@@ -63,6 +63,13 @@ NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
 @click.option("--seeds", type=click.IntRange(2), default=20, show_default=True, help="Repetitions per strategy.")
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Rounds per repetition.")
 @click.option(
+    "--slots",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Rounds measured at once: a proposal does not see the results of the SLOTS - 1 rounds before it.",
+)
+@click.option(
     "--val-shots", type=click.IntRange(1), default=20_000, show_default=True, help="Validation shots per round."
 )
 @click.option(
@@ -86,6 +93,7 @@ def command(
     control: str,
     seeds: int,
     rounds: int,
+    slots: int,
     val_shots: int,
     min_gain: float,
     write: Path | None,
@@ -104,7 +112,7 @@ def command(
     from autoqec.store import atomic
 
     measured_table = Table.read(table or DEFAULT, env=env)
-    settings = SimulationSettings(rounds=rounds, val_shots=val_shots, min_gain=min_gain)
+    settings = SimulationSettings(rounds=rounds, val_shots=val_shots, min_gain=min_gain, slots=slots)
     names = [name.strip() for name in strategies.split(",") if name.strip()]
     usd, tokens = _llm_limits(budget)
     contestants = BenchIdeators(measured_table.env, model, checkpoint, usd, tokens)
@@ -156,7 +164,8 @@ def _footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rou
         f"Env {table.env}, {len(table.entries)} configs "
         f"({', '.join(f'{n} {how}' for how, n in statuses.most_common())}; "
         f"{n_verifiable} verifiable at a gain of at least {100 * settings.min_gain:g}%), {shots:,} shots each, half of "
-        f"them for verification; {seeds} seeds of {settings.rounds} rounds, {settings.val_shots:,} validation shots. "
+        f"them for verification; {seeds} seeds of {settings.rounds} rounds, {settings.slots} at once, "
+        f"{settings.val_shots:,} validation shots. "
         "Hypervolumes are shares of what the table allows; the interval is a paired bootstrap over seeds."
     )
     return footer + (

@@ -108,6 +108,42 @@ def test_no_entry_is_used_twice_and_failures_are_in_the_history(table: Table) ->
     assert len(set(digests)) == 39 and {"ok", "train_error"} == {row["status"] for row in seen}
 
 
+def test_slots_hide_the_results_of_running_rounds(table: Table) -> None:
+    """Round n sees what the loop shows with 4 slots: rows up to n - 4, and 3 pending rounds without figures."""
+    views: list[IdeatorView] = []
+
+    def watched(view: IdeatorView) -> Any:
+        views.append(view)
+        return strategy("random", table, SETTINGS)(view)
+
+    run = simulate(watched, table, seed=0, settings=SimulationSettings(rounds=10, slots=4))
+    for number, view in enumerate(views, start=1):
+        assert [row["round"] for row in view.history] == list(range(1, max(number - 3, 1)))
+        assert [row["round"] for row in view.pending] == list(range(max(number - 3, 1), number))
+        assert all(row["status"] is None and row["delta_ler"] is None for row in view.pending)
+        assert all(row["dsl_config"] and not row["forkable"] for row in view.pending)
+    took = np.diff([0.0, *run.seconds])
+    assert run.elapsed[0] == took[0] and run.elapsed == sorted(run.elapsed)
+    assert run.elapsed[4] == pytest.approx(max(run.elapsed[3], run.elapsed[0] + took[4]))
+    assert run.elapsed[-1] < run.seconds[-1]
+    serial = simulate(watched, table, seed=0, settings=SimulationSettings(rounds=10))
+    assert serial.elapsed == pytest.approx(serial.seconds)
+    assert serial.hypervolume_at(serial.elapsed[4]) == serial.hypervolume[4] and serial.hypervolume_at(-1.0) == 0.0
+
+
+def test_command_simulates_the_given_slots(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*args: str) -> list[str]:
+        base = ["bench-ideators", "--strategies", "evolve", "--seeds", "2", "--rounds", "14"]
+        assert run_cli(group, [*base, *args]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    serial, parallel = shown(), shown("--slots", "8")
+    assert "14 rounds, 1 at once" in serial[-1] and "14 rounds, 8 at once" in parallel[-1]
+    assert [line for line in serial if line.startswith("| evolve")] != [
+        line for line in parallel if line.startswith("| evolve")
+    ]
+
+
 def test_verification_uses_other_shots_than_validation(table: Table) -> None:
     """A decoder that is good on validation shots alone is not verified."""
     half = SHOTS // 2

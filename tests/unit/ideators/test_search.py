@@ -15,8 +15,9 @@ from autoqec.contracts.env import FileNoise, StimFileCode, StimGeneratorCode
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.views import IdeatorView
-from autoqec.ideators import moves, space, tpe
+from autoqec.ideators import evolve, moves, space, tpe
 from autoqec.ideators import random as uniform
+from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.search_state import SearchState
 from autoqec.store.files import load_env
 from tests.support.role_views import ideator_view
@@ -105,6 +106,38 @@ def test_pending_configs_are_not_proposed_again() -> None:
     first = tpe.propose(view(history))
     pending = as_row(2, first, status=None)
     assert tpe.propose(view(history, pending=(pending,))).proposal != first.proposal
+
+
+@pytest.mark.parametrize("propose", [tpe.propose, uniform.propose, evolve.propose, Hybrid(lambda view: None)])
+@pytest.mark.parametrize("measured", [0, 10], ids=["nothing measured", "10 measured"])
+def test_concurrent_proposals_are_all_different(propose: Any, measured: int) -> None:
+    """None of 8 rounds has a result: each proposal differs from all others and from what was measured."""
+    rows: list[dict[str, Any]] = []
+    for number in range(1, measured + 9):
+        reply = propose(view(rows[:measured], pending=tuple(rows[measured:])))
+        more: dict[str, Any] = {} if number <= measured else {"status": None, "delta_ler": None, "forkable": False}
+        rows.append(as_row(number, reply, **more))
+    assert len({space.digest(row["dsl_config"]) for row in rows}) == measured + 8
+
+
+def test_tpe_assumes_that_pending_rounds_are_bad() -> None:
+    """Constant liar: with pending copies of what it likes, the estimator suggests other values."""
+    good, bad = with_keys(BASELINE, mlp__hidden=200), with_keys(BASELINE, mlp__hidden=8)
+    history = [
+        row(n, with_keys(good if n % 2 else bad, training__batch_size=2 ** (5 + n % 4)), delta_ler=0.01 if n % 2 else 0)
+        for n in range(1, 21)
+    ]
+    pending = tuple(row(n, with_keys(good, mlp__hidden=190 + n), status=None) for n in range(21, 41))
+
+    def widths(**more: Any) -> list[int]:
+        state = SearchState.read(view(history, **more))
+        drawn = itertools.islice(tpe.suggestions(state), 12)
+        return [params["mlp.hidden"] for params in drawn if params["type"] == "mlp"]
+
+    def near(values: list[int]) -> float:
+        return sum(170 <= value <= 260 for value in values) / max(len(values), 1)
+
+    assert near(widths(pending=pending)) < near(widths())
 
 
 def test_large_surface_codes_start_with_shared_weights() -> None:
