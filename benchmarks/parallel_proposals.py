@@ -15,7 +15,7 @@ from autoqec.ideators.bench_run import strategy
 from autoqec.ideators.bench_table import DEFAULT, Table
 from benchmarks.table import Row, record
 
-SEEDS = 20
+SEEDS = 16
 SETTINGS = SimulationSettings(rounds=128)
 EARLY_ROUND = 40  # a second, shorter search, at which the serial one is not saturated
 STRATEGIES = ("evolve", "tpe", "hybrid:0.5")
@@ -23,7 +23,7 @@ SLOTS = (8, 64)
 
 
 def rows_of(table: Table, name: str, slots: int, serial: list[SimulatedRun], runs: list[SimulatedRun]) -> Iterator[Row]:
-    """Yield the regret of a search beyond that of the serial one, at equal rounds and at equal wall-clock."""
+    """Yield the regret of a search beyond that of the serial one, at equal rounds and at equal elapsed time."""
     best = bench.max_hypervolume(table, SETTINGS.min_gain)
     for rounds in (EARLY_ROUND, SETTINGS.rounds):
         volumes = [[run.hypervolume[rounds - 1] / best for run in group] for group in (serial, runs)]
@@ -43,7 +43,7 @@ def rows_of(table: Table, name: str, slots: int, serial: list[SimulatedRun], run
     gap, low, high = bench.paired_bootstrap(*volumes)
     shares = [sum(at <= end for at in run.elapsed) for run, end in zip(serial, ends, strict=True)]
     yield Row(
-        f"{name}, {slots} slots: regret beyond the serial search at equal wall-clock",
+        f"{name}, {slots} slots: regret beyond the serial search at equal elapsed time",
         f"{gap:+.3f} [{low:+.3f}, {high:+.3f}]",
         f"{statistics.mean(shares):.1f} serial rounds in the time of {SETTINGS.rounds} parallel ones",
         f"{SEEDS} seeds",

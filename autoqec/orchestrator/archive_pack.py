@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from pydantic import ValidationError
 
@@ -19,7 +19,7 @@ from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.orchestrator.secret import read_published_secret
 from autoqec.store import atomic, files
 from autoqec.store.history import History
-from autoqec.store.layout import RunLayout
+from autoqec.store.layout import VERIFICATION, RunLayout
 from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
 from autoqec.system.git.trees import check_trees, largest_checkout
@@ -103,8 +103,13 @@ def _add_members(members: dict[str, bytes], found: Iterator[tuple[str, bytes]], 
 def _run_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
     for path in sorted(layout.root.rglob("*")):
         name = path.relative_to(layout.root)
-        if path.is_file() and not path.is_symlink() and name.parts[0] not in EXCLUDED_FILES:
+        if path.is_file() and not path.is_symlink() and not _is_private(name):
             yield name.as_posix(), path.read_bytes()
+
+
+def _is_private(name: PurePath) -> bool:
+    """Return whether a file of the run stays out of archives: locks, secrets, and seeds of an unfinished job."""
+    return name.parts[0] in EXCLUDED_FILES or VERIFICATION in name.parts[1:-1]
 
 
 def _shot_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:

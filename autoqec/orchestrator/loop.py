@@ -97,7 +97,7 @@ def run_rounds(
     limits = [Budget(rounds=rounds), budget or Budget()]
     executor = executor or _local_executor(parallel, limits[1], clock, interrupts)
     with interrupts:
-        recorded = verify_pending(run.memory, run.repo, emit)
+        recorded = verify_pending(run.memory, run.repo, emit, executor.verify)
         pending = deque(_resume_cluster_rounds(run, executor, emit))
         failures = 0
         try:
@@ -110,7 +110,7 @@ def run_rounds(
                     else:
                         pending.append((started, _submit(run, started, executor, emit)))
                 elif pending:
-                    row, killed = _record_oldest(run, pending, emit)
+                    row, killed = _record_oldest(run, pending, executor, emit)
                     recorded.append(row)
                     failures = failures + 1 if killed else 0
                 else:
@@ -150,7 +150,7 @@ def _submit(run: Run, started: StartedRound, executor: Executor, emit: OnEvent) 
 
 
 def _record_oldest(
-    run: Run, pending: deque[tuple[StartedRound, RoundFuture]], emit: OnEvent
+    run: Run, pending: deque[tuple[StartedRound, RoundFuture]], executor: Executor, emit: OnEvent
 ) -> tuple[HistoryRow, bool]:
     """Wait for the round that started first and record it; return its row and whether the machine killed it."""
     started, future = pending[0]
@@ -163,7 +163,7 @@ def _record_oldest(
         pending.popleft()
         return reject_round(run, started, f"infrastructure failure: {error.message}", emit), True
     pending.popleft()  # only now: until it has a result, an interrupt has to cancel it
-    return finish_round(run, started, metrics, emit), False
+    return finish_round(run, started, metrics, emit, executor.verify), False
 
 
 def _stop_reason(

@@ -28,11 +28,13 @@ from autoqec.contracts.timing import utc_now
 from autoqec.errors import AutoqecError, ContractError, InfrastructureError, RoundError, UsageError
 from autoqec.ideators import analyst
 from autoqec.orchestrator import round_recorder, worktree
+from autoqec.orchestrator.executors.local import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.proposal import parent_rounds, plan_round
 from autoqec.orchestrator.recovery.inspect import read_job_order
 from autoqec.orchestrator.run import Run
-from autoqec.orchestrator.verify_round import Candidate, verify_candidate
+from autoqec.orchestrator.verification_request import Candidate
+from autoqec.orchestrator.verify_round import Verify, verify_candidate
 from autoqec.store import atomic, files
 from autoqec.store.attempt_state import Attempt
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RoundLayout, pointer_on_branch, quarantine_branch_of
@@ -168,7 +170,9 @@ def _branch_config(place: Path) -> dict[str, Any]:
     return config
 
 
-def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event: OnEvent) -> HistoryRow:
+def finish_round(
+    run: Run, opened: StartedRound, metrics: RoundMetrics, on_event: OnEvent, verify: Verify = verify_here
+) -> HistoryRow:
     """Commit the pointer, nominate, verify, write row, views and pin; remove the worktree but not the branch."""
     attempt, number = opened.attempt, opened.attempt.round
     failpoint("measured")
@@ -189,7 +193,7 @@ def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event
                 hint = f"autoqec verify {layout.dir}"
                 raise UsageError("the worktree was removed during the round", location=str(modules_dir), hint=hint)
             candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, modules_dir)
-            report = verify_candidate(run.memory, run.info, candidate, run.read_secret(), on_event)
+            report = verify_candidate(run.memory, run.info, candidate, run.read_secret(), on_event, verify)
         except (ContractError, UsageError, InfrastructureError) as error:
             LOGGER.warning("not verified", exc_info=True, extra={"round": number})
             unverified_reason = f"not verified: {error}"

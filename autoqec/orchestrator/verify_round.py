@@ -3,56 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import OnEvent, RoundRecorded, VerificationStarted
 from autoqec.contracts.history import AlphaSpent, HistoryRow, RunInfo
-from autoqec.contracts.profiles import PROFILES
-from autoqec.contracts.round import RoundMetrics, parent_branches
 from autoqec.contracts.timing import utc_now
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InfrastructureError, UsageError
-from autoqec.orchestrator import round_recorder, worktree
+from autoqec.orchestrator import round_recorder
+from autoqec.orchestrator.executors.local import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import is_closed, read_published_secret, read_secret
-from autoqec.store import files, run_log
+from autoqec.orchestrator.verification_request import (
+    Candidate,
+    place_of_earlier_process,
+    request_with_parents,
+    restore_first_request,
+)
+from autoqec.store import run_log
 from autoqec.store.history import History
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout
-from autoqec.store.round_files import load_config, load_round, read_contract
-from autoqec.store.run_state import RoundState, fold
-from autoqec.system.git import GitError, Repo
+from autoqec.store.round_files import load_round, read_contract
+from autoqec.store.run_state import RoundState
+from autoqec.system.git import Repo
 from autoqec.system.scratch import scratch
 
 if TYPE_CHECKING:
     from autoqec.verification.verifier import ReplayResult, VerifyRequest
 
+Verify = Callable[["VerifyRequest", OnEvent], VerifyReport]
 
 MAX_INTERRUPTED_TESTS = 2  # of one round; then only `autoqec verify` tries again
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A measured round as input of the verifier; `modules_dir` is the checkout of its editable modules."""
-
-    number: int
-    attempt_id: str
-    branch: str | None
-    commit_sha: str | None
-    metrics: RoundMetrics
-    modules_dir: Path
-
-
 def verify_candidate(
-    memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes, on_event: OnEvent
+    memory: RunMemory,
+    info: RunInfo,
+    candidate: Candidate,
+    secret: bytes,
+    on_event: OnEvent,
+    verify: Verify = verify_here,
 ) -> VerifyReport:
     """Register the test of a candidate and run the verifier.
 
@@ -66,20 +62,21 @@ def verify_candidate(
     """
     from autoqec.verification import verifier
 
-    with _request_with_parents(memory, info, candidate, secret) as request:
-        request = _place_of_unrecorded_report(memory, candidate, request)
+    with request_with_parents(memory, info, candidate, secret) as request:
         request = replace(request, expected_artifact=verifier.artifact_sha256(request))
-        _register_test(memory, candidate, request)
+        request, is_registered = place_of_earlier_process(memory, candidate, request)
+        if not is_registered:
+            _register_test(memory, candidate, request)
         failpoint("test_registered")
         on_event(VerificationStarted(round=candidate.number, phase="verifying"))
         try:
-            report = verifier.verify(request, on_event=on_event)
+            report = verify(request, on_event)
         except InfrastructureError as error:
             run_log.LOGGER.warning("%s; retrying once", error, extra={"round": candidate.number})
             request = replace(request, attempt_index=memory.next_test_index())
-            request = _place_of_unrecorded_report(memory, candidate, request)
+            request, _ = place_of_earlier_process(memory, candidate, request)
             _register_test(memory, candidate, request)
-            report = verifier.verify(request, on_event=on_event)
+            report = verify(request, on_event)
         failpoint("verified")
         return report
 
@@ -114,9 +111,9 @@ def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEve
             memory = RunMemory(layout.root)
             with (
                 hold_run(layout) if report_missing else nullcontext(),
-                _request_with_parents(memory, info, candidate, secret) as request,
+                request_with_parents(memory, info, candidate, secret) as request,
             ):
-                return verifier.verify(_restore_first_request(memory, round_state, request), on_event=on_event)
+                return verifier.verify(restore_first_request(memory, round_state, request), on_event=on_event)
         with hold_run(layout):
             memory = RunMemory(layout.root)
             # The run may have changed before it was held: a round gets only one verdict, and no verdict may depend on
@@ -127,7 +124,7 @@ def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEve
             return _verify_recorded(memory, info, round_state, candidate, secret, run_log.logged(on_event))[0]
 
 
-def verify_pending(memory: RunMemory, repo: Repo, on_event: OnEvent) -> list[HistoryRow]:
+def verify_pending(memory: RunMemory, repo: Repo, on_event: OnEvent, verify: Verify = verify_here) -> list[HistoryRow]:
     """Verify nominated rounds whose process died before their verification. The caller holds the run.
 
     A round whose verification fails, or was interrupted repeatedly, is left to `autoqec verify`.
@@ -144,7 +141,7 @@ def verify_pending(memory: RunMemory, repo: Repo, on_event: OnEvent) -> list[His
             continue
         try:
             with _recorded_candidate(memory.layout, repo, row.round) as (info, round_state, candidate, secret):
-                report_and_row = _verify_recorded(memory, info, round_state, candidate, secret, on_event)
+                report_and_row = _verify_recorded(memory, info, round_state, candidate, secret, on_event, verify)
         except (ContractError, UsageError, InfrastructureError) as error:
             run_log.LOGGER.warning("not verified: %s", error, extra={"round": row.round})
             continue
@@ -154,9 +151,15 @@ def verify_pending(memory: RunMemory, repo: Repo, on_event: OnEvent) -> list[His
 
 
 def _verify_recorded(
-    memory: RunMemory, info: RunInfo, round_state: RoundState, candidate: Candidate, secret: bytes, on_event: OnEvent
+    memory: RunMemory,
+    info: RunInfo,
+    round_state: RoundState,
+    candidate: Candidate,
+    secret: bytes,
+    on_event: OnEvent,
+    verify: Verify = verify_here,
 ) -> tuple[VerifyReport, HistoryRow]:
-    report = verify_candidate(memory, info, candidate, secret, on_event)
+    report = verify_candidate(memory, info, candidate, secret, on_event, verify)
     row = round_recorder.verified_row(round_state.row, round_state.attempt_id, report)
     memory.append_round(row)
     memory.rebuild_views()
@@ -180,7 +183,7 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
         )
     with (
         _recorded_candidate(layout, repo, number) as (info, round_state, candidate, secret),
-        _request_with_parents(memory := RunMemory(layout.root), info, candidate, secret) as request,
+        request_with_parents(memory := RunMemory(layout.root), info, candidate, secret) as request,
     ):
         if round_state.row.verify_verdict is None:
             raise UsageError(
@@ -188,7 +191,7 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
                 location=str(place.report_json),
                 hint=f"autoqec run --resume {info.run_id}",
             )
-        request = _restore_first_request(memory, round_state, request)
+        request = restore_first_request(memory, round_state, request)
         replayed = verifier.replay(saved_report, request, on_event=on_event)
         from_history = round_recorder.verdict_differences(round_state.row, saved_report)
         return replace(replayed, differences=(*replayed.differences, *from_history))
@@ -223,124 +226,3 @@ def _find_measured_round(history: History, number: int) -> RoundState:
             return round_state
     message = f"round {number} does not exist, or has no result that could be verified"
     raise UsageError(message, location=f"run {history.layout.run_id}", hint=f"autoqec show {history.layout.run_id}")
-
-
-@contextmanager
-def _request_with_parents(
-    memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes
-) -> Iterator[VerifyRequest]:
-    """Yield the verifier's request; for a composition with its parents, whose modules are checked out."""
-    request = _build_request(memory, info, candidate, secret)
-    attempt = memory.attempt_state.attempts.get(candidate.attempt_id)
-    branches = parent_branches(attempt.planned.fork_from) if attempt and attempt.planned else ()
-    if len(branches) < 2:
-        yield request
-        return
-    with scratch("parents") as directory:
-        try:
-            parents = tuple(_parent_request(memory, info, branch, secret, directory) for branch in branches)
-            request = replace(request, parents=parents)
-        except (ContractError, UsageError, GitError) as error:  # only the comparison is lost, not the verdict
-            request = replace(request, no_comparison_reason=error.message)
-        yield request
-
-
-def _parent_request(memory: RunMemory, info: RunInfo, branch: str, secret: bytes, directory: Path) -> VerifyRequest:
-    """Return the request of a parent as it was verified: its files, its modules and the artifact of its report."""
-    layout = memory.layout
-    round_state = next(
-        (round_state for round_state in memory.state.rounds.values() if round_state.row.branch == branch), None
-    )
-    if round_state is None or round_state.row.verify_verdict != "VERIFIED":
-        raise UsageError(f"parent {branch} is not VERIFIED")
-    number = round_state.row.round
-    place = load_round(layout.round(number))
-    if place.metrics is None or place.report is None:
-        raise UsageError(f"metrics or report of parent round {number} cannot be read")
-    modules_dir = directory / str(number)
-    Repo.discover(layout.repo_root).extract(str(round_state.row.commit_sha), EDITABLE_MODULES, modules_dir)
-    parent = Candidate(number, round_state.attempt_id, branch, round_state.row.commit_sha, place.metrics, modules_dir)
-    return replace(_build_request(memory, info, parent, secret), expected_artifact=place.report.artifact_sha256)
-
-
-def _build_request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes) -> VerifyRequest:
-    """Return the verifier's request, built from the files on disk."""
-    from autoqec.verification import verifier
-
-    layout, place = memory.layout, memory.layout.round(candidate.number)
-    env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
-    if (current_sha256 := sha256_bytes(env_text.encode())) != info.env_yaml_sha256:
-        message = (
-            f"the env has changed: its SHA-256 is {current_sha256}, at the start of the run {info.env_yaml_sha256}"
-        )
-        raise UsageError(message, location=str(layout.env), hint=f"restore {layout.env}")
-    share = files.parse_env(env_text, location=str(layout.env)).protocol.shots_share
-    tests = memory.attempt_state.registered_tests
-    return verifier.VerifyRequest(
-        env_text=env_text,
-        round=place,
-        checkpoint=place.checkpoint,
-        dsl_config=parse_dsl(load_config(place.config), location=str(place.config)).config(),
-        secret=secret,
-        profile=PROFILES[info.profile].scaled(share),
-        run_id=info.run_id,
-        config_only=worktree.is_config_only(candidate.modules_dir),
-        modules_dir=candidate.modules_dir,
-        round_attempt_id=candidate.attempt_id,
-        branch=candidate.branch,
-        commit_sha=candidate.commit_sha,
-        claimed=candidate.metrics,
-        attempt_index=memory.next_test_index(),
-        discoveries_before=len(memory.state.verified),
-        tested_artifacts=_earlier_artifacts(tests, candidate.attempt_id, verified=place.report_json.exists()),
-        shots=layout.shots,
-    )
-
-
-def _place_of_unrecorded_report(memory: RunMemory, candidate: Candidate, request: VerifyRequest) -> VerifyRequest:
-    """Return the request with the test index of a report whose process died before it wrote the row.
-
-    The index is used only if attempts.jsonl registered it for this attempt. The number of earlier discoveries is at
-    most the present one.
-    """
-    saved = read_contract(request.round.report_json, VerifyReport)
-    own = {
-        line.attempt_index
-        for line in memory.attempt_state.registered_tests
-        if line.round_attempt_id == candidate.attempt_id
-    }
-    if saved is None or saved.test is None or saved.test.attempt_index not in own:
-        return request
-    discoveries = min(saved.test.discoveries_before, request.discoveries_before)
-    return replace(request, attempt_index=saved.test.attempt_index, discoveries_before=discoveries)
-
-
-def _restore_first_request(memory: RunMemory, round_state: RoundState, request: VerifyRequest) -> VerifyRequest:
-    """Return the request as it was when the round got its verdict.
-
-    A report that was lost since is written again at the same significance level, regardless of later tests.
-    """
-    tests = memory.attempt_state.registered_tests
-    indices = [line.attempt_index for line in tests if line.round_attempt_id == round_state.attempt_id]
-    rows = memory.history.rows()
-    is_verdict = (
-        row.verify_verdict and round_state.attempt_id in (row.round_attempt_id, row.refers_to_attempt) for row in rows
-    )
-    before = fold(rows[: next(index for index, has_verdict in enumerate(is_verdict) if has_verdict)])
-    return replace(
-        request,
-        attempt_index=indices[-1] if indices else request.attempt_index,
-        discoveries_before=len(before.verified),
-        tested_artifacts=_earlier_artifacts(tests, round_state.attempt_id, verified=True),
-    )
-
-
-def _earlier_artifacts(tests: Sequence[AlphaSpent], attempt_id: str, *, verified: bool) -> dict[str, int]:
-    """Return the round of the first test of every artifact; for a verified attempt, of tests before its last one.
-
-    Interrupted tests of the attempt itself do not count: they revealed nothing.
-    """
-    own_indices = [index for index, line in enumerate(tests) if line.round_attempt_id == attempt_id]
-    until = own_indices[-1] if own_indices and verified else len(tests)
-    earlier = [line for line in tests[:until] if line.round_attempt_id != attempt_id]
-    return {line.artifact_sha256: line.round for line in reversed(earlier)}

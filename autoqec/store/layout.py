@@ -12,6 +12,7 @@ from autoqec.contracts import names
 RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")
 BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
 EDITABLE_MODULES = "autoqec/decoders/modules"
+VERIFICATION = "verification"
 EDITABLE_CONFIG = f"{EDITABLE_MODULES}/predecoder.yaml"
 
 
@@ -81,6 +82,11 @@ class RoundLayout:
     def job_dir(self) -> Path:
         """Script and logs of the cluster's job."""
         return self.dir / "job"
+
+    @property
+    def verification_dir(self) -> Path:
+        """Order, seeds, result and logs of a verification in a cluster's job; removed when its result was read."""
+        return self.dir / VERIFICATION
 
     @property
     def report_md(self) -> Path:

@@ -18,6 +18,7 @@ from autoqec.store.files import parse_env
 from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
 from autoqec.verification.shot_cache import ShotCache
+from autoqec.verification.shot_stream import Secret
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class VerifyRequest:
 
     Attributes:
         env_text: The run's frozen env.yaml.
+        secret: The run's secret; in a job the seeds that were derived from it for this candidate.
         config_only: The branch differs from the baseline in predecoder.yaml alone, so only trusted code runs and
             `modules_dir` is ignored.
         modules_dir: The branch's editable modules.
@@ -45,7 +47,7 @@ class VerifyRequest:
     round: RoundLayout
     checkpoint: Path
     dsl_config: Mapping[str, Any]
-    secret: bytes
+    secret: Secret
     profile: Profile
     run_id: str
     config_only: bool

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -40,9 +40,25 @@ class ShotSource(Protocol):
         ...
 
 
-def commitment(secret: bytes) -> str:
+@dataclass(frozen=True)
+class DerivedSeeds:
+    """Stands in for the secret in a job that verifies one candidate: the macs of that candidate's chunks alone.
+
+    Attributes:
+        commitment: SHA-256 of the secret.
+        macs: Artifact hash -> purpose -> the mac of each chunk.
+    """
+
+    commitment: str
+    macs: Mapping[str, Mapping[str, Sequence[bytes]]]
+
+
+Secret = bytes | DerivedSeeds
+
+
+def commitment(secret: Secret) -> str:
     """Return the SHA-256 of the secret, which is published before the run."""
-    return hashlib.sha256(secret).hexdigest()
+    return secret.commitment if isinstance(secret, DerivedSeeds) else hashlib.sha256(secret).hexdigest()
 
 
 def artifact_sha256(checkpoint: Path, dsl: PredecoderDSL, modules_dir: Path | None) -> str:
@@ -76,7 +92,7 @@ class ShotStream:
         shot_cache: In a replay, the archive that replaces chunks that this stim samples differently.
     """
 
-    secret: bytes
+    secret: Secret
     artifact: str
     band: Band
     shot_cache: ShotSource | None = None
@@ -84,11 +100,21 @@ class ShotStream:
     seeds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if len(self.secret) < MIN_SECRET_BYTES:
+        if isinstance(self.secret, bytes) and len(self.secret) < MIN_SECRET_BYTES:
             raise ContractError(f"the run's secret is shorter than {MIN_SECRET_BYTES} bytes", location="secret")
 
     def mac(self, purpose: str, chunk: int) -> bytes:
-        """Return the HMAC that seed and random numbers of a chunk derive from."""
+        """Return the HMAC that seed and random numbers of a chunk derive from.
+
+        Raises:
+            ContractError: The secret is replaced by macs, and this one is not among them.
+        """
+        if isinstance(self.secret, DerivedSeeds):
+            macs = self.secret.macs.get(self.artifact, {}).get(purpose, ())
+            if chunk >= len(macs):
+                message = f"chunk {chunk} of {purpose!r} is not among the seeds of this job"
+                raise ContractError(message, location=f"artifact {self.artifact[:12]}")
+            return macs[chunk]
         message = canonical_json({"artifact": self.artifact, "band": self.band, "purpose": purpose, "chunk": chunk})
         return hmac.digest(self.secret, message.encode(), "sha256")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Protocol
 
 from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.provenance import Manifest
@@ -20,7 +21,7 @@ from autoqec.verification.request import ReplayResult, VerifyRequest
 from autoqec.verification.session import VerificationSession
 from autoqec.verification.shot_cache import ShotCache, report_chunk_digests
 
-__all__ = ["ReplayResult", "VerifyRequest", "artifact_sha256", "replay", "run_verification", "verify"]
+__all__ = ["Measure", "ReplayResult", "VerifyRequest", "artifact_sha256", "replay", "run_verification", "verify"]
 
 
 def artifact_sha256(request: VerifyRequest) -> str:
@@ -28,10 +29,23 @@ def artifact_sha256(request: VerifyRequest) -> str:
     return shot_stream.artifact_sha256(request.checkpoint, request.dsl, request.branch_modules)
 
 
-def verify(request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyReport:
+class Measure(Protocol):
+    """Verifies without writing a report: `run_verification` in this process, or a cluster's job."""
+
+    def __call__(self, request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyReport:
+        """Return the report."""
+        ...
+
+
+def verify(request: VerifyRequest, *, on_event: OnEvent | None = None, measure: Measure | None = None) -> VerifyReport:
     """Verify and write verification_report.{json,md} into the round's directory.
 
     An existing report is replayed and compared, never overwritten: each artifact gets one draw per run.
+
+    Args:
+        request: What to verify.
+        on_event: Receives progress.
+        measure: Verifies a round that has no report yet; None: `run_verification`.
 
     Raises:
         ContractError: Artifact, env or manifest do not belong together, or the replay disagrees. Nothing is written.
@@ -47,7 +61,7 @@ def verify(request: VerifyRequest, *, on_event: OnEvent | None = None) -> Verify
                 hint="compare the versions in the report with `autoqec machine-state`",
             )
         return saved_report
-    verified = run_verification(request, on_event=on_event)
+    verified = (measure or run_verification)(request, on_event=on_event)
     report.write(request.round, verified)
     return verified
 

@@ -16,13 +16,16 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
 from autoqec.orchestrator import failpoint, gc
 from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.runner.job import claiming_job_id, read_order
 from autoqec.store.layout import RoundLayout, RunLayout
+from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
+from autoqec.verification import job
 from tests.conftest import made_workspace
 from tests.crash.invariants import Before, check, git, refs, run_ids
 from tests.crash.starts import ROOT, run_until_killed, start
@@ -199,6 +202,45 @@ def test_first_interrupt_waits_for_the_round(workspace: Path, cluster: Cluster) 
     going.process.send_signal(signal.SIGTERM)
     assert going.end() == "" and going.process.returncode == 0
     assert last(before).status == "ok"
+
+
+@LONG
+def test_verification_survives_the_process_that_submitted_it(workspace: Path, cluster: Cluster) -> None:
+    """SIGKILL while the verification is a job: the next start waits for that job, under the same test."""
+    before, known = Before.of(workspace), cluster.jobs()
+    going = RunningProcess(workspace, "nominate")
+    layout, round_layout = layout_of(workspace)
+    place = round_layout.verification_dir
+    going.until(lambda: (place / job.ORDER).exists() and not (place / job.SEEDS).exists())
+    going.kill()
+    secret = layout.secret.read_bytes()
+    for path in place.rglob("*"):
+        if path.is_file():
+            assert secret not in path.read_bytes() and secret.hex() not in path.read_text(errors="replace")
+    assert start(workspace, 2, run_ids(workspace)[0], "slurm", "nominate").returncode == 0
+    row = next(row for row in check(before, run_ids(workspace)[0])[::-1] if row.round == 2)
+    assert row.verify_verdict is not None
+    assert len(set(cluster.jobs()) - set(known)) == 2, "one job trained, one verified"
+    assert not place.exists() and round_layout.report_json.exists()
+    tests = [json.loads(line) for line in layout.attempts.read_text().splitlines() if '"artifact_sha256"' in line]
+    assert [test["attempt_index"] for test in tests if test["round"] == 2] == [1]
+
+
+@LONG
+def test_killed_verification_job_is_repeated_once_as_a_further_test(workspace: Path, fake: Cluster) -> None:
+    before, known = Before.of(workspace), fake.jobs()
+    going = RunningProcess(workspace, "nominate")
+    layout, round_layout = layout_of(workspace)
+    place = round_layout.verification_dir
+    going.until(lambda: (place / job.ORDER).exists() and not (place / job.SEEDS).exists())
+    (number,) = [number for number, state in fake.jobs().items() if state == "RUNNING"]
+    fake.kill_workers(number)
+    assert going.end() == ""
+    row = last(before)
+    assert row.verify_verdict is not None
+    assert len(set(fake.jobs()) - set(known)) == 3
+    assert read_contract(round_layout.report_json, VerifyReport).test.attempt_index == 2  # type: ignore[union-attr]
+    assert layout.attempts.read_text().count('"artifact_sha256"') == 2
 
 
 def test_refusal_by_slurm_is_quoted(workspace: Path, cluster: Cluster) -> None:

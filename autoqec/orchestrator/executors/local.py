@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from autoqec.contracts.events import OnEvent, RoundWaiting
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
+
+if TYPE_CHECKING:
+    from autoqec.contracts.verdict import VerifyReport
+    from autoqec.verification.request import VerifyRequest
 
 MeasureRound = Callable[[RunnerConfig, OnEvent], RoundMetrics]
 
@@ -33,12 +38,16 @@ class NotStartedError(Exception):
 
 
 class Executor(Protocol):
-    """Measures rounds. `capacity` is the number of measurements that it accepts at once, waiting ones included."""
+    """Measures and verifies rounds. `capacity`: measurements that it accepts at once, waiting ones included."""
 
     capacity: int
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
         """Submit the measurement of a round; `on_event` receives its progress."""
+        ...
+
+    def verify(self, request: VerifyRequest, on_event: OnEvent) -> VerifyReport:
+        """Verify a candidate, write its report and return it; raises what `verifier.verify` raises."""
         ...
 
 
@@ -47,6 +56,14 @@ def run_round(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
     from autoqec.runner import runner
 
     return runner.run_round(config, on_event=on_event)
+
+
+def verify_here(request: VerifyRequest, on_event: OnEvent) -> VerifyReport:
+    """Verify a candidate in this process and its children; an unfinished verification in a job is withdrawn."""
+    from autoqec.verification import verifier
+
+    shutil.rmtree(request.round.verification_dir, ignore_errors=True)
+    return verifier.verify(request, on_event=on_event)
 
 
 class _LazyFuture:
@@ -71,6 +88,8 @@ class SerialExecutor:
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
         """Return a future that measures the round when its result is requested."""
         return _LazyFuture(lambda: self._measure(config, on_event))
+
+    verify = staticmethod(verify_here)
 
 
 class _ThreadFuture:
@@ -117,6 +136,8 @@ class ParallelExecutor:
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
         """Start a thread that measures the round as soon as a slot is free."""
         return _ThreadFuture(lambda: self._run_when_free(config, on_event))
+
+    verify = staticmethod(verify_here)
 
     def _run_when_free(self, config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
         if not self._free_slots.acquire(blocking=False):

@@ -1,8 +1,8 @@
 """Executor with one SLURM job per round.
 
 The job order is written before the job is submitted, so that a later process finds the job; the round's files decide
-whether it finished. The job only trains and measures: the verifier and its secret stay in the process that holds the
-run.
+whether it finished. A verification is a job of its own (`slurm_verification`); the run's secret stays in the process
+that holds the run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
 from autoqec.installation import IMPORT_DIR
 from autoqec.orchestrator import worktree
+from autoqec.orchestrator.executors.slurm_verification import SlurmVerification
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout, pointer_on_branch
@@ -27,7 +28,9 @@ from autoqec.store.round_files import read_contract
 from autoqec.system import machine, sandbox, slurm
 
 if TYPE_CHECKING:
+    from autoqec.contracts.verdict import VerifyReport
     from autoqec.runner.collect import EventForwarder
+    from autoqec.verification.request import VerifyRequest
 
 POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # SLURM less often, since all users share its controller
 FILE_LAG_S = 10.0  # after a job ended, until files that its node wrote are visible here
@@ -97,6 +100,19 @@ class SlurmExecutor:
         self.active.append(future)
         return future
 
+    def verify(self, request: VerifyRequest, on_event: OnEvent) -> VerifyReport:
+        """Verify a candidate in a job, write its report and return it; an existing report is replayed here."""
+        from autoqec.verification import verifier
+
+        options = fill_job_options(self.options, request.profile)
+        in_job = SlurmVerification(options, self.poll_files_s, self.poll_slurm_s, self.file_lag_s, self.forward_events)
+        return verifier.verify(request, on_event=on_event, measure=in_job)
+
+    def forward_events(self) -> None:
+        """Forward the progress events of all rounds that jobs measure."""
+        for future in self.active:
+            future.forward()
+
 
 class SlurmRoundFuture:
     """A round that a SLURM job measures."""
@@ -137,8 +153,7 @@ class SlurmRoundFuture:
         """Wait for the round and return its metrics; without complete files, the state of the job decides."""
         last_query = float("-inf")
         while (metrics := self._finished_metrics()) is None:
-            for future in self._executor.active:
-                future.forward()
+            self._executor.forward_events()
             if time.monotonic() - last_query >= self._executor.poll_slurm_s:
                 job_status = self._query_job()
                 last_query = time.monotonic()

@@ -15,7 +15,12 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import UsageError
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.verify_round import _earlier_artifacts, _restore_first_request
+from autoqec.orchestrator.verification_request import (
+    Candidate,
+    _earlier_artifacts,
+    place_of_earlier_process,
+    restore_first_request,
+)
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.verification.sequential import Monitor
@@ -68,7 +73,7 @@ def test_lost_report_is_recreated_at_its_original_level(tmp_path: Path) -> None:
         "", layout.round(2), tmp_path, dsl, b"", PROFILES["smoke"], rounds.RUN_ID, True,
         attempt_index=4, discoveries_before=2, tested_artifacts={ONE: 3, TWO: 1},
     )  # fmt: skip
-    then = _restore_first_request(RunMemory(layout.root), [*history.state().rounds.values()][1], today)
+    then = restore_first_request(RunMemory(layout.root), [*history.state().rounds.values()][1], today)
     assert (then.attempt_index, then.discoveries_before, then.tested_artifacts) == (2, 1, {TWO: 1})
 
 
@@ -82,7 +87,7 @@ def test_unrecorded_report_keeps_its_registered_position(tmp_path: Path) -> None
     assert report.effect is not None
     monitor = Monitor(0.05, 3, 0, 10_000)
     monitor.add(report.effect.counts)
-    candidate = verify_round.Candidate(1, "attempt-1", None, None, rounds.metrics(1), tmp_path)
+    candidate = Candidate(1, "attempt-1", None, None, rounds.metrics(1), tmp_path)
     request = VerifyRequest(
         "", layout.round(1), tmp_path, {}, b"", PROFILES["smoke"], rounds.RUN_ID, True,
         attempt_index=7, discoveries_before=1,
@@ -90,7 +95,7 @@ def test_unrecorded_report_keeps_its_registered_position(tmp_path: Path) -> None
     for index, expected in ((3, 3), (1, 7)):
         test = monitor.result("evidence").model_copy(update={"attempt_index": index})
         layout.round(1).report_json.write_text(json.dumps(report.model_copy(update={"test": test}).dump()))
-        found = verify_round._place_of_unrecorded_report(RunMemory(layout.root), candidate, request)
+        found, _ = place_of_earlier_process(RunMemory(layout.root), candidate, request)
         assert found.attempt_index == expected
 
 
@@ -149,8 +154,8 @@ def test_lost_report_is_rewritten_only_by_the_owner_of_the_run(
 
     for name, fake in (
         ("_recorded_candidate", request),
-        ("_request_with_parents", requested),
-        ("_restore_first_request", lambda *_: None),
+        ("request_with_parents", requested),
+        ("restore_first_request", lambda *_: None),
     ):
         monkeypatch.setattr(verify_round, name, fake)
     monkeypatch.setattr("autoqec.verification.verifier.verify", lambda *_, **__: "replayed")
