@@ -32,7 +32,7 @@ from tests.crash.invariants import Before, check, git, refs, run_ids
 from tests.crash.starts import ROOT, run_until_killed, start
 from tests.support.clusters import Cluster, fake_slurm, slurm, slurm_unavailable_reason
 
-PATIENCE_S = 120
+PATIENCE_S = 300
 LONG = pytest.mark.long
 KEY = "sk-a-key-that-no-job-may-see"
 
