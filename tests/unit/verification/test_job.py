@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,9 @@ def test_signature_covers_the_order() -> None:
     result = VerificationResult.signed("ab" * 32, "1" * 64, {"round": 1})
     assert result.is_signed_with("ab" * 32, "1" * 64)
     assert not result.is_signed_with("ab" * 32, "2" * 64) and not result.is_signed_with("cd" * 32, "1" * 64)
+
+
+def test_every_random_choice_of_a_verification_is_among_the_seeds() -> None:
+    package = Path(job.__file__).parent
+    named = {name for path in package.rglob("*.py") for name in re.findall(r"\.rng\(\"([^\"]+)\"\)", path.read_text())}
+    assert named == set(job.RANDOM_CHOICES)
