@@ -126,7 +126,7 @@ def _run_command(group: click.Group, argv: Sequence[str]) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        return _failed(argv, _usage_error(error))
+        return _failed(argv, _usage_error(error, argv))
     except AutoqecError as error:
         if _verbose(argv):
             _show_trace()
@@ -160,6 +160,8 @@ def _count_interrupts() -> list[int]:
 
 def _failed(argv: Sequence[str], error: AutoqecError) -> int:
     """Print the error, and the hint on its own line; return the exit status."""
+    if isinstance(error, UsageError) and error.hint is None and argv:
+        error.hint = f"autoqec {argv[0]} --help"
     if "--json" in argv:
         click.echo(json.dumps(error.to_json()))
     click.echo(f"error: {plain(error.summary, 2000)}", err=True)
@@ -175,10 +177,17 @@ def _show_trace() -> None:
     click.echo("\n".join(plain(line, 2000) for line in traceback.format_exc().splitlines()), err=True)
 
 
-def _usage_error(error: click.ClickException) -> UsageError:
+def _usage_error(error: click.ClickException, argv: Sequence[str]) -> UsageError:
     message = " ".join(error.format_message().split())  # click lists choices on lines of their own
-    context = getattr(error, "ctx", None)
-    return UsageError(message, hint=f"{context.command_path} --help" if context else None)
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    hint = f"{context.command_path} --help" if context else None
+    if parameter is not None and isinstance(parameter.type, click.Choice):
+        choices = [str(choice) for choice in parameter.type.choices]
+        values = {value for word in argv for value in (word, word.partition("=")[2])} - {*choices}
+        meant = [choice for choice in choices if choice.lower() in {value.lower() for value in values}]
+        option = max(parameter.opts, key=len)
+        hint = f"{option} {meant[0]}" if meant else f"choose {option} from {', '.join(choices)}"
+    return UsageError(message, hint=hint)
 
 
 def _verbose(argv: Sequence[str]) -> bool:

@@ -95,12 +95,14 @@ class Table:
             UsageError: The file is missing or has no such entries.
         """
         if not path.is_file():
-            raise UsageError("the table does not exist", location=str(path), hint=HINT)
+            raise UsageError("is not an existing regular file", location=str(path), hint=HINT)
         lines = jsonl.read(path)
         references = [line for line in lines if line["kind"] == "reference" and env in (None, line["env"])]
         baseline = next((line for line in references if line["name"] == line["plain"]), None)
         if baseline is None:
-            raise UsageError(f"the table has no reference for env {env}", location=str(path), hint=HINT)
+            envs = dict.fromkeys(line["env"] for line in lines if line["kind"] == "reference")
+            hint = f"choose --env from {', '.join(envs)}" if envs else HINT
+            raise UsageError(f"the table has no reference for env {env}", location=str(path), hint=hint)
         mine = (baseline["env"], fidelity, seed)
         rows = [
             line for line in lines if line["kind"] == "cell" and (line["env"], line["fidelity"], line["seed"]) == mine

@@ -55,6 +55,9 @@ def open_checkpoint(
     except UsageError as error:
         if checkpoint.is_dir():
             raise
+        if not checkpoint.exists():
+            hint = "name a round directory, runs/RUN/round_N, or a checkpoint.pt"
+            raise UsageError("does not exist", location=str(checkpoint), hint=hint) from error
         if env_name is None:
             message = "does not belong to a run, so its env must be named"
             raise UsageError(message, location=str(checkpoint), hint="add --env ENV") from error

@@ -75,7 +75,7 @@ class LMConfig(Contract):
             return "openai"
         if name.startswith("claude-") or self.base_url:
             return "anthropic"
-        raise UsageError(f"no backend for the model {name!r}; known: {_KNOWN_MODELS}", location="lm.model")
+        raise UsageError(f"no backend for the model {name!r}", location="lm.model", hint=f"choose {_KNOWN_MODELS}")
 
     def resolved_model(self) -> str:
         """Return the name under which calls are booked, priced and recorded."""

@@ -89,7 +89,8 @@ def trust_decoders(functions: Iterable[str] = (), *, registered: bool = True) ->
     functions = frozenset(functions)
     for name in sorted(functions):
         if not FUNCTION.fullmatch(name):
-            raise UsageError(f"{name!r} is not of the form MODULE:FUNCTION", location="--trust-decoder")
+            hint = "--trust-decoder MODULE:FUNCTION, as in the name sinter:MODULE:FUNCTION:DECODER of a baseline"
+            raise UsageError(f"{name!r} is not of the form MODULE:FUNCTION", location="--trust-decoder", hint=hint)
     _trust = _Trust(functions, registered)
 
 

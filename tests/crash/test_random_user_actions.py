@@ -133,6 +133,21 @@ class UserActions(RuleBasedStateMachine):
         if name is not None:
             git(self.workspace, "checkout", "-q", "--ignore-other-worktrees", name)
 
+    @rule(at=st.integers(40, 330))
+    def user_checks_out_the_branch_of_a_killed_round(self, at: int) -> None:
+        """Whatever a resume does about the round, HEAD stays on its branch, and the branch where it was."""
+        known = {*refs(self.workspace)}
+        rounds = 1 + sum(row.status == "ok" for row in RunMemory(self.layout.root).history.rows())
+        self.process.start(rounds, self.run_id, at=at)
+        made = [name for name in sorted({*refs(self.workspace)} - known) if name.startswith("exp/")]
+        if not made:
+            return
+        git(self.workspace, "checkout", "-q", "--ignore-other-worktrees", made[0])
+        checked_out = head(self.workspace)
+        ended = self.process.start(rounds, self.run_id)
+        assert ended.returncode in (0, ManualInterventionRequired.exit_code), ended
+        assert head(self.workspace) == checked_out == [refs(self.workspace)[made[0]], f"refs/heads/{made[0]}"]
+
     @rule()
     def user_checks_out_main(self) -> None:
         git(self.workspace, "checkout", "-q", "main")

@@ -71,7 +71,7 @@ def load_memory(path: Path | str) -> Memory:
         ContractError: If the file is unreadable or incomplete.
     """
     try:
-        text = read_text(path, what="memory snapshot")
+        text = read_text(path, what="memory snapshot", hint="name another file; one that does not exist starts empty")
     except UsageError as error:
         raise ContractError(error.message, location=error.location, hint=error.hint) from error
     config, entries = read_snapshot(text, location=str(path))

@@ -7,6 +7,7 @@ import json
 import click
 import pytest
 
+from autoqec.cli.autoqec import group as autoqec_group
 from autoqec.cli.common import Output, options, run_cli
 from autoqec.errors import (
     AutoqecError,
@@ -78,8 +79,39 @@ def test_unexpected_exception_is_reported_as_bug(capsys: pytest.CaptureFixture[s
     assert shown.endswith("error: bug in autoqec: ZeroDivisionError: x\\x1b[2J\n")
 
 
+def test_usage_error_without_a_hint_gets_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    run_cli(ending(UsageError("is wrong", location="--it")), ["end"])
+    assert check_error(capsys.readouterr().err) == ("--it: is wrong", "autoqec end --help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--profile", "DEV"], "--profile dev"),
+        (["--profile=Dev"], "--profile dev"),
+        (["smoke", "--profile", "fast"], "choose --profile from smoke, dev, prod"),
+        (
+            ["--ideator", "bayes", "--profile", "dev"],
+            "choose --ideator from tpe, random, evolve, policy, llm, hybrid, replay",
+        ),
+        (["--rounds", "x"], "autoqec run --help"),
+        (["--dryrun"], "autoqec run --help"),
+    ],
+)
+def test_hint_of_a_wrong_option_names_the_choices(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(autoqec_group, ["run", *arguments]) == 2
+    assert check_error(capsys.readouterr().err)[1] == hint
+
+
+def test_hint_of_a_missing_choice_lists_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(autoqec_group, ["export", "RUN"]) == 2
+    assert check_error(capsys.readouterr().err)[1] == "choose --format from csv, sinter-csv, tensorboard, wandb"
+
+
 def test_control_characters_in_errors_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    run_cli(ending(UsageError("x\x1b]0;owned\x07\ny", location="\x9b2J")), ["end"])
+    run_cli(ending(ContractError("x\x1b]0;owned\x07\ny", location="\x9b2J")), ["end"])
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1 and shown.removesuffix("\n").isprintable()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,10 @@ def test_unusable_memory_file_is_rejected_unchanged(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="a memory cannot be stored"):
             CrossRunMemory(path)
     assert torn.read_bytes() == before
+
+
+def test_fifo_is_refused_with_a_hint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ContractError, match="is not a regular file") as refused:
+        CrossRunMemory(tmp_path / "pipe")
+    assert refused.value.hint == "name another file; one that does not exist starts empty"
