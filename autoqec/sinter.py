@@ -16,7 +16,7 @@ import sinter
 import stim
 import torch
 
-from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.env import CORRELATED, EnvSpec
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.errors import UsageError
 from autoqec.models import load_models, model_layout, model_path
@@ -41,7 +41,7 @@ def decoders() -> dict[str, sinter.Decoder]:
     Raises:
         UsageError: An entry of AUTOQEC_CHECKPOINTS is malformed.
     """
-    by_name: dict[str, sinter.Decoder] = {"mwpm_correlated": CorrelatedMatchingDecoder()}
+    by_name: dict[str, sinter.Decoder] = {CORRELATED: CorrelatedMatchingDecoder()}
     for name in load_models():
         layout_of_model = model_layout(name)
         by_name[f"autoqec:{name}"] = PredecoderDecoder(

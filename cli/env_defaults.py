@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from autoqec.contracts.env import GRAPH_BACKENDS
+
 SEED_BANDS = {
     "train": [0, 999_999_999],
     "val": [1_000_000_000, 1_999_999_999],
@@ -11,4 +13,4 @@ SEED_BANDS = {
 
 def default_baselines(backend: str) -> list[str]:
     """Return the baselines of an env that names none."""
-    return ["mwpm", "mwpm_correlated"] if backend == "mwpm" else ["bposd_cs10"]
+    return [*GRAPH_BACKENDS] if backend == "mwpm" else ["bposd_cs10"]

@@ -10,7 +10,7 @@ import numpy as np
 import sinter
 import stim
 
-from autoqec.contracts.env import BpSettings
+from autoqec.contracts.env import CORRELATED, BpSettings
 from autoqec.qec.bp import MIN_CHANNEL_PROB, PostProcessing, make_ldpc
 from autoqec.qec.external_decoders import without_separators
 from autoqec.qec.graph import TannerGraph, tanner_graph
@@ -44,7 +44,7 @@ def decoders() -> dict[str, sinter.Decoder]:
     """Return the decoders by name; what an optional package provides is imported when it is compiled."""
     return {
         "mwpm": Decoder(lambda dem: matching(dem, correlated=False)),
-        "mwpm_correlated": Decoder(lambda dem: matching(dem, correlated=True)),
+        CORRELATED: Decoder(lambda dem: matching(dem, correlated=True)),
         "bposd0": Decoder(lambda dem: _bp(dem, "bposd", FAST)),
         "bposd_cs10": Decoder(lambda dem: _bp(dem, "bposd", TUNED)),
         "bplsd0": Decoder(lambda dem: _bp(dem, "bplsd", FAST)),

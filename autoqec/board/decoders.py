@@ -9,6 +9,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 from autoqec.board.circuits import check_schema
 from autoqec.contracts.board import BoardCircuit, BoardDecoder
+from autoqec.contracts.env import CORRELATED
 from autoqec.errors import ContractError, UsageError
 from autoqec.installation import __version__
 from autoqec.models import load_models, model_env
@@ -18,11 +19,10 @@ from autoqec.store.package_layout import BoardLayout
 
 BUILTIN_SOURCE = "autoqec.board.builtin:decoders"
 MODEL_SOURCE = "autoqec.sinter:decoders"
-REFERENCE = "mwpm_correlated"
 # name -> (distribution, settings)
 BUILTIN: dict[str, tuple[str, str]] = {
     "mwpm": ("pymatching", ""),
-    REFERENCE: ("pymatching", "two-pass correlations"),
+    CORRELATED: ("pymatching", "two-pass correlations"),
     "bposd0": ("ldpc", "minimum sum 0.75, 30 iterations, OSD-0"),
     "bposd_cs10": ("ldpc", "minimum sum 0.9, 100 iterations, OSD-CS order 10"),
     "bplsd0": ("ldpc", "minimum sum 0.75, 30 iterations, LSD-0"),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoqec.board.circuits import check_schema
-from autoqec.board.decoders import REFERENCE
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
+from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
 from autoqec.errors import ContractError
 from autoqec.qec.stats import paired_effect, per_round, rate
@@ -183,7 +183,7 @@ def _effect(counted: dict[BlockKey, BlockCounts]) -> PairedEffect | None:
         shots=shots, errors_reference=failures + fixed - broken, errors_candidate=failures, fixed=fixed, broken=broken
     )
     try:
-        return paired_effect(counts, reference=REFERENCE)
+        return paired_effect(counts, reference=CORRELATED)
     except ValueError as error:  # counts that contradict each other
         raise ContractError(str(error), location="results.jsonl") from error
 

@@ -8,20 +8,17 @@ and bit-packed predictions, uint8 [n, ceil(n_observables / 8)]. With tag `FAILED
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import math
 import os
 import struct
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from autoqec.qec.external_process import DONE, FAILED, receive, send
+from autoqec.qec.external_process import DONE, FAILED, call_function, receive, send
+from autoqec.qec.timing import cpu_timed
 
 TIMES = struct.Struct("<dd")
 
@@ -83,34 +80,18 @@ class _Session:
         """Decode with both, in alternating order: the first one finds cold caches."""
         self._calls += 1
         if self._reference is None:
-            return *_timed(self._decode, events), math.nan
+            return *cpu_timed(self._decode, events), math.nan
         if self._calls % 2:
-            predictions, seconds = _timed(self._decode, events)
-            return predictions, seconds, _timed(self._reference, events)[1]
-        reference_s = _timed(self._reference, events)[1]
-        return *_timed(self._decode, events), reference_s
-
-
-def _timed(decode: Callable[[np.ndarray], Any], events: np.ndarray) -> tuple[Any, float]:
-    """Return predictions and CPU time; elapsed time would depend on the load of the machine."""
-    start = time.process_time()
-    predictions = decode(events)
-    return predictions, time.process_time() - start
+            predictions, seconds = cpu_timed(self._decode, events)
+            return predictions, seconds, cpu_timed(self._reference, events)[1]
+        reference_s = cpu_timed(self._reference, events)[1]
+        return *cpu_timed(self._decode, events), reference_s
 
 
 def _load(request: dict[str, Any]) -> Any:
     """Return the decoder of a request, or with `key` null what its function returns."""
     module_name, _, function = request["source"].partition(":")
-    top = module_name.partition(".")[0]
-    if top not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            top, request["origin"], submodule_search_locations=request["locations"]
-        )
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{request['origin']} is not a Python module")
-        sys.modules[top] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    found = getattr(importlib.import_module(module_name), function)()
+    found = call_function(module_name, function, request["origin"], request["locations"])
     return found if request["key"] is None else found[request["key"]]
 
 

@@ -14,7 +14,8 @@ MIN_P = 1e-9
 MAX_POINTS = 64  # physical error rates in one env; each has a circuit and a graph of its own
 SEED_SPACE = 2**32  # bands are below; the verifier's own seeds are at or above
 
-GRAPH_BACKENDS = ("mwpm", "mwpm_correlated")
+CORRELATED = "mwpm_correlated"  # the reference: matching that uses correlations between the sectors
+GRAPH_BACKENDS = ("mwpm", CORRELATED)
 SINTER_DECODER = re.compile(r"sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)", re.ASCII)
 ESTIMATED = {"mwpm_estimated": "mwpm", "mwpm_correlated_estimated": "mwpm_correlated"}  # name -> its decoder
 BASELINES = (*GRAPH_BACKENDS, *ESTIMATED, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "tesseract", "relay_bp")
@@ -252,7 +253,7 @@ class EnvSpec(Contract):
     )
     bp: BpSettings = Field(default=BpSettings(), description="belief propagation, for backends `bposd` and `bplsd`")
     baselines: tuple[str, ...] = Field(
-        default=("mwpm", "mwpm_correlated"), description="decoders that the verifier compares a candidate with"
+        default=GRAPH_BACKENDS, description="decoders that the verifier compares a candidate with"
     )
     constraints: Constraints = Field(default=Constraints(), description="upper bounds on a candidate's cost")
     protocol: Protocol = Field(default=Protocol(), description="how candidates are verified")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.env import SEED_SPACE, EnvSpec, StimGeneratorCode
+from autoqec.contracts.env import CORRELATED, SEED_SPACE, EnvSpec, StimGeneratorCode
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CheckpointDecoder
@@ -24,7 +24,6 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import band_seed, sample
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
 
-CORRELATED = "mwpm_correlated"
 CHUNK = 5_000  # shots per seed
 SEEDS = (SEED_SPACE, 2**63 - 1)  # above the bands of training and validation
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoqec.contracts.env import CORRELATED
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.qec import backends
+from autoqec.qec.timing import cpu_timed, latency_quantiles
 
 WARM_UP_SHOTS = 20  # caches and lazily built tables; not measured
-CORRELATED = "mwpm_correlated"
 
 Decode = Callable[[np.ndarray], np.ndarray]
 
@@ -50,11 +51,8 @@ def measure_latency(decode: Decode, detection_events: np.ndarray) -> Latency:
         start = time.perf_counter_ns()
         decode(detection_events[index : index + 1])
         times[index] = time.perf_counter_ns() - start
-    start = time.process_time_ns()
-    decode(detection_events)
-    batch = (time.process_time_ns() - start) / len(detection_events)
-    p50, p99, p999 = np.quantile(times, (0.5, 0.99, 0.999)) / 1e3
-    return Latency(len(detection_events), float(p50), float(p99), float(p999), batch / 1e3)
+    _, batch_s = cpu_timed(decode, detection_events)
+    return Latency(len(detection_events), *latency_quantiles(times / 1e3), 1e6 * batch_s / len(detection_events))
 
 
 def compare_latency(decoder: CheckpointDecoder, detection_events: np.ndarray) -> dict[str, Latency]:

@@ -13,7 +13,7 @@ import pymatching
 import scipy.sparse as sp
 
 from autoqec.contracts.dsl import OutputMode
-from autoqec.contracts.env import ESTIMATED
+from autoqec.contracts.env import CORRELATED, ESTIMATED
 from autoqec.errors import UsageError
 from autoqec.qec.bp import BpDecoder, PostProcessing
 from autoqec.qec.decoder_trust import external_decoder
@@ -104,7 +104,7 @@ class Mwpm:
 class CorrelatedMwpm:
     """PyMatching's two-pass correlated matching on the full decomposed DEM."""
 
-    name = "mwpm_correlated"
+    name = CORRELATED
 
     def __init__(self, problem: Problem) -> None:
         self._matching = pymatching.Matching.from_detector_error_model(problem.dem, enable_correlations=True)
@@ -129,7 +129,7 @@ def _bp_factory(
 
 BACKENDS: dict[str, Callable[[Problem], Backend]] = {
     "mwpm": Mwpm,
-    "mwpm_correlated": CorrelatedMwpm,
+    CORRELATED: CorrelatedMwpm,
     "bposd": _bp_factory("bposd", "bposd"),
     "bplsd": _bp_factory("bplsd", "bplsd"),
     "bposd0": _bp_factory("bposd", "bposd0", 0),

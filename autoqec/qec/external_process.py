@@ -46,16 +46,7 @@ def load(request: dict[str, Any]) -> tuple[Any, int]:
     """Import the decoder's module and compile the decoder for the model of the request, if there is one."""
     import stim
 
-    top = request["module"].partition(".")[0]
-    if top not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            top, request["origin"], submodule_search_locations=request["locations"]
-        )
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{request['origin']} is not a Python module")
-        sys.modules[top] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    listed = getattr(importlib.import_module(request["module"]), request["function"])()
+    listed = call_function(request["module"], request["function"], request["origin"], request["locations"])
     decoder = listed[request["decoder"]]
     if request["dem"] is None:
         return decoder, 0
@@ -64,6 +55,25 @@ def load(request: dict[str, Any]) -> tuple[Any, int]:
         return decoder.compile_decoder_for_dem(dem=dem), dem.num_detectors
     except Exception as error:
         raise ValueError(f"does not take this problem ({type(error).__name__}: {error})") from error
+
+
+def call_function(module_name: str, function: str, origin: str, locations: list[str] | None) -> Any:
+    """Call a function of a module without arguments.
+
+    Args:
+        module_name: Dotted name of the module.
+        function: Name of the function.
+        origin: File of the top-level package or module; it need not be on the search path.
+        locations: Directories of its submodules; None for a module.
+    """
+    top = module_name.partition(".")[0]
+    if top not in sys.modules:
+        spec = importlib.util.spec_from_file_location(top, origin, submodule_search_locations=locations)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{origin} is not a Python module")
+        sys.modules[top] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return getattr(importlib.import_module(module_name), function)()
 
 
 def receive(requests: BinaryIO) -> bytes | None:

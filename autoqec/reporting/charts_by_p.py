@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, VerifyReport
 from autoqec.reporting.charts import COLOURS, SERIES, draw_bars, format_ticks, new_figure
 from autoqec.reporting.run_report import RoundEntry, RunReport
@@ -13,8 +14,6 @@ from autoqec.reporting.text import plain
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-CORRELATED = "mwpm_correlated"  # the reference of the ratio chart
 
 
 def ler_vs_p(runs: Sequence[RunReport]) -> Figure | None:

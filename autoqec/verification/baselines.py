@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pymatching
 from numpy.typing import NDArray
 
-from autoqec.contracts.env import ESTIMATED
+from autoqec.contracts.env import CORRELATED, ESTIMATED
 from autoqec.contracts.verdict import REPORT_VERSION, BaselineResult, PairedEffect, ReportVersion
 from autoqec.qec import backends
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, sample, unpack
 from autoqec.qec.stats import error_mask, rate
+from autoqec.qec.timing import cpu_timed
 from autoqec.verification.shot_stream import CHUNK
 
-CORRELATED = "mwpm_correlated"
 REFERENCE_SEED = 2**62  # public, and disjoint from every candidate's seeds
 _REFERENCE_CACHE: dict[tuple[str, str, str, int], tuple[int, int]] = {}
 
@@ -47,9 +46,8 @@ class Baselines:
         """Return the shots that each baseline decodes wrongly, bool [n] by name."""
         masks = {}
         for name, decoder in self._decoders.items():
-            start_s = time.process_time()
-            predictions = decoder.decode(shots.detection_events)
-            self.cpu_s[name] += time.process_time() - start_s
+            predictions, cpu_s = cpu_timed(decoder.decode, shots.detection_events)
+            self.cpu_s[name] += cpu_s
             masks[name] = error_mask(predictions, shots.observables)
         return masks
 

@@ -28,6 +28,7 @@ from autoqec.decoders.gating import GatedDecoder, Selection
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
+from autoqec.qec.timing import cpu_timed, latency_quantiles
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
 from autoqec.verification.guard_shots import MAX_EXTRA_CHUNKS, GuardChunk, GuardShots, derangement
@@ -89,9 +90,8 @@ class CandidateEvaluation:
 
     def send(self, decoder: GatedDecoder, detection_events: NDArray[np.uint8]) -> Selection:
         """Send the shots that need the network, if there are any."""
-        start_s = time.process_time()
-        selection = decoder.select(detection_events)
-        self.decoder_cpu_s += time.process_time() - start_s
+        selection, cpu_s = cpu_timed(decoder.select, detection_events)
+        self.decoder_cpu_s += cpu_s
         if len(selection):
             self.client.send(selection.detection_events)
             self.shots_sent += len(selection)
@@ -144,9 +144,8 @@ class CandidateEvaluation:
         if not usable.all():
             self.failures["not finite"] += int((~usable).sum())
             log_odds = np.where(usable[:, None], log_odds, self.priors)
-        start_s = time.process_time()
-        predictions = decoder.complete(selection, log_odds if shift is None else log_odds + shift)
-        self.decoder_cpu_s += time.process_time() - start_s
+        predictions, cpu_s = cpu_timed(decoder.complete, selection, log_odds if shift is None else log_odds + shift)
+        self.decoder_cpu_s += cpu_s
         candidate_errors = error_mask(predictions, shots.observables)
         candidate_errors[np.flatnonzero(selection.mask)[~usable]] = True
         return candidate_errors, predictions if usable.all() else None
@@ -254,7 +253,7 @@ class CandidateEvaluation:
                     return None
                 decoder.complete(selection, log_odds)
             elapsed_us[index] = 1e6 * (time.perf_counter() - start_s)
-        p50, p99, p999 = (float(value) for value in np.quantile(elapsed_us, (0.5, 0.99, 0.999)))
+        p50, p99, p999 = latency_quantiles(elapsed_us)
         return Latency(shots=len(events), p50=p50, p99=p99, p999=p999)
 
     def decode_kept(self, guard_chunk: GuardChunk, log_odds: FloatArray) -> BoolArray | None:

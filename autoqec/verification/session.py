@@ -6,6 +6,7 @@ import re
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
+from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
 from autoqec.contracts.provenance import SHA256
 from autoqec.contracts.verdict import Guard, Latency, PairedCounts, PairedEffect, RecordedEvidence, SequentialTest
@@ -14,7 +15,7 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.stats import error_mask
 from autoqec.verification import candidate_process, guards
 from autoqec.verification.artifact import FrozenArtifact
-from autoqec.verification.baselines import CORRELATED, Baselines
+from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure, Usage
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, same_edges
 from autoqec.verification.guard_shots import GuardChunk, rebatched_answers, repeated_answers

@@ -130,7 +130,8 @@ def first_shots(parts: Iterator[np.ndarray], count: int) -> np.ndarray:
 
 
 def _measure_latency(out: Output, decoding: CheckpointDecoder, detection_events: np.ndarray) -> dict[str, Any]:
-    from autoqec.decoders.latency import CORRELATED, compare_latency
+    from autoqec.contracts.env import CORRELATED
+    from autoqec.decoders.latency import compare_latency
     from autoqec.system import machine
 
     processor = machine.snapshot()["cpu"]["model"]
