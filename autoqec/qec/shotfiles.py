@@ -20,7 +20,6 @@ from autoqec.store import atomic
 PTB64_GROUP = 64  # shots per group of ptb64
 TEXT_FORMATS = ("01", "hits", "dets")
 FORMATS = ("b8", "r8", "ptb64", *TEXT_FORMATS)
-KINDS = ("detectors", "observables", "measurements")  # what a bit of a shot is
 COMPRESSED = {b"\x1f\x8b\x08": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz"}
 SNIFFED = 4096  # bytes at the start of a file that tell text from binary
 
@@ -39,7 +38,7 @@ def read(path: Path, shot_format: str, n_bits: int, chunk: int, kind: str = "det
         shot_format: One of `FORMATS`.
         n_bits: Number of bits per shot.
         chunk: Shots per chunk, a multiple of 64.
-        kind: One of `KINDS`.
+        kind: What a bit of a shot is: `detectors`, `observables` or `measurements`.
 
     Yields:
         uint8 [<= chunk, ceil(n_bits / 8)], bit-packed.
