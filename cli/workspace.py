@@ -38,6 +38,9 @@ def make_workspace(directory: Path, env_file: Path) -> str:
     load_env(env_file)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError("is not an empty directory", location=str(directory), hint="autoqec init NEW_DIR")
+    if "\n" in str(directory.absolute()):
+        message = "the path holds a line break, which is not supported"
+        raise UsageError(message, location=str(directory), hint="choose another directory")
     created = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from typing import Any
 from autoqec.errors import StorageError
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_ACCESS_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+_ACCESS_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR}
 _TEMPORARY = re.compile(r"^\..+\.[0-9a-f]{16}\.tmp$")
 
 
@@ -39,6 +39,8 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     reason = error.strerror or str(error)
     if error.errno in _DISK_FULL:
         hint = f"free space on its file system (`df -h {path.parent}`), then start again with --resume"
+    elif error.errno == errno.EISDIR:
+        hint = f"move the directory away (`mv {path} {path}.old`), then start again with --resume"
     elif error.errno in _ACCESS_DENIED:
         hint = f"make it writable (`ls -ld {path.parent}`), then start again with --resume"
     else:

@@ -20,14 +20,18 @@ def command(run: str, dry_run: bool, out: Output) -> None:
     `autoqec run --resume` does this automatically.
     """
     from autoqec.orchestrator.recovery.apply import reconcile
+    from autoqec.orchestrator.recovery.inspect import moved_branches
     from autoqec.reporting.text import plain
     from autoqec.system.git import Repo
 
     layout = locate.run_layout(run)
-    actions = reconcile(layout, Repo.discover(Path.cwd()), dry_run=dry_run)
+    repo = Repo.discover(Path.cwd())
+    actions = reconcile(layout, repo, dry_run=dry_run)
     for action in actions:
         what = action.branch or (str(action.path) if action.path else "")
         out.say(" ".join(filter(None, [action.kind, plain(what), "·", plain(action.why)])))
         out.emit(action.dump())
     if not actions:
         out.note(f"run {layout.run_id} is consistent: nothing to do")
+    for branch in moved_branches(repo, layout) if not dry_run else ():
+        out.note(f"{branch} was moved by hand; later rounds fork from its recorded commit, which stays pinned")

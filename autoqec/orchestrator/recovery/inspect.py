@@ -106,6 +106,16 @@ def _read_refs(repo: Repo, layout: RunLayout) -> tuple[dict[str, str], dict[str,
     return {ref.removeprefix(heads): sha for ref, sha in refs.items() if ref.startswith(heads)}, pins
 
 
+def moved_branches(repo: Repo, layout: RunLayout) -> list[str]:
+    """Return the branches of finished rounds that are at no recorded commit, because the user moved or amended them.
+
+    Call it after recovery, which pins every recorded commit. A round that is still measured has a worktree.
+    """
+    shas, pins = _read_refs(repo, layout)
+    recorded = set(pins.values())
+    return [branch for branch, sha in shas.items() if sha not in recorded and not layout.worktree(branch).is_dir()]
+
+
 def require_own_directory(layout: RunLayout, info: RunInfo) -> None:
     """Raise ManualInterventionRequired if the run directory was renamed or copied: its branches have other names."""
     if info.run_id != layout.run_id:

@@ -126,3 +126,8 @@ def test_contradictory_run_options_are_rejected(workspace: Workspace) -> None:
         assert shown.code == 2
         check_error(shown.err, part, hint=True)
     assert not (workspace.root / "runs").exists()
+
+
+def test_init_refuses_a_path_with_a_line_break(workspace: Workspace) -> None:
+    shown = workspace.autoqec("init", "two\nlines")
+    assert shown.code == 2 and "line break" in shown.err and not (workspace.root / "two\nlines").exists()

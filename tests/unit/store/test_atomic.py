@@ -110,3 +110,10 @@ def test_only_leftovers_of_a_killed_write_are_temporary(tmp_path: Path, monkeypa
     monkeypatch.undo()
     assert len(names(tmp_path)) == 4
     assert sum(atomic.is_temporary(name) for name in names(tmp_path)) == 1
+
+
+def test_directory_in_place_of_a_file_is_named_in_the_hint(tmp_path: Path) -> None:
+    (tmp_path / "log.md").mkdir()
+    with pytest.raises(StorageError) as caught:
+        atomic.write_text(tmp_path / "log.md", "text")
+    assert f"mv {tmp_path / 'log.md'}" in (caught.value.hint or "")
