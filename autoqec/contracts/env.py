@@ -17,7 +17,7 @@ SEED_SPACE = 2**32  # bands are below; the verifier's own seeds are at or above
 CORRELATED = "mwpm_correlated"  # the reference: matching that uses correlations between the sectors
 GRAPH_BACKENDS = ("mwpm", CORRELATED)
 SINTER_DECODER = re.compile(r"sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)", re.ASCII)
-ESTIMATED = {"mwpm_estimated": "mwpm", "mwpm_correlated_estimated": "mwpm_correlated"}  # name -> its decoder
+ESTIMATED = {"mwpm_estimated": "mwpm", "mwpm_correlated_estimated": CORRELATED}  # name -> its decoder
 BASELINES = (*GRAPH_BACKENDS, *ESTIMATED, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "tesseract", "relay_bp")
 
 

@@ -178,13 +178,7 @@ def start_run(
     }
 
     def fill(partial: RunLayout, run_id: str) -> None:
-        atomic.write_text(partial.env, start.env_text)
-        atomic.write_bytes(partial.secret, start.secret, mode=0o600)
-        if start.recorded is not None:
-            from autoqec.runner.shot_source import provide_shots
-
-            provide_shots(start.recorded, start.env, partial.round(1).dir)
-        History(partial).write_info(_run_info(start, run_id=run_id, **common))
+        _fill(partial, start, _run_info(start, run_id=run_id, **common))
 
     layout = create_run_directory(start.repo.root, fill)
     run = _open_new(start, layout, roles, threads)
@@ -192,6 +186,17 @@ def start_run(
     failpoint("run_created")
     run_log.record(RunStarted(run_id=layout.run_id, env=start.env.name, profile=profile, seed=seed))
     return run
+
+
+def _fill(partial: RunLayout, start: StartCheck, info: RunInfo) -> None:
+    """Write the files of a new run; run.json, which makes it one, comes last."""
+    atomic.write_text(partial.env, start.env_text)
+    atomic.write_bytes(partial.secret, start.secret, mode=0o600)
+    if start.recorded is not None:
+        from autoqec.runner.shot_source import provide_shots
+
+        provide_shots(start.recorded, start.env, partial.round(1).dir)
+    History(partial).write_info(info)
 
 
 def _open_new(start: StartCheck, layout: RunLayout, roles: Roles | RolesFactory, threads: int) -> Run:
