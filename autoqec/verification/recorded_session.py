@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent
 from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.contracts.verdict import Guard, PairedEffect, RecordedEvidence, SequentialTest, StoppedBy
@@ -27,7 +28,6 @@ from autoqec.qec.sampling import Shots
 from autoqec.store.layout import recorded_location
 from autoqec.verification import guards
 from autoqec.verification.artifact import FrozenArtifact
-from autoqec.verification.baselines import CORRELATED
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import e_lond_level, e_lond_weight
