@@ -43,12 +43,11 @@ class CheckpointDecoder:
     ) -> None:
         self.problem, self._model, self._path = problem, model, path
         decoded, trained = (each.variables(model.output_mode).log_odds for each in (problem, training_problem))
-        self._known_edges = columns >= 0
-        self._columns = columns[self._known_edges]
-        self.n_unknown_edges = int((~self._known_edges).sum())
+        self._columns, self._unknown_edges = columns, np.nonzero(columns < 0)[0]  # column -1 is replaced by the prior
+        self.n_unknown_edges = len(self._unknown_edges)
         self._same_edges = np.array_equal(columns, np.arange(len(trained)))
         self._prior = decoded.astype(np.float32)
-        self.shift = np.where(self._known_edges, decoded - trained[columns], 0).astype(np.float32)
+        self.shift = np.where(columns >= 0, decoded - trained[columns], 0).astype(np.float32)
         self.decoder = make_decoder(problem, model.output_mode, model.gate)
 
     @classmethod
@@ -126,9 +125,10 @@ class CheckpointDecoder:
                 "the network's outputs are not finite", location=str(self._path), hint=OTHER_CHECKPOINT_HINT
             )
         if self._same_edges:
-            return output + self.shift
-        log_odds = np.tile(self._prior, (len(output), 1))
-        log_odds[:, self._known_edges] = output[:, self._columns] + self.shift[self._known_edges]
+            output += self.shift
+            return output
+        log_odds = output[:, self._columns] + self.shift
+        log_odds[:, self._unknown_edges] = self._prior[self._unknown_edges]
         return log_odds
 
 

@@ -19,8 +19,8 @@ from autoqec.qec.bp import BpDecoder, PostProcessing
 from autoqec.qec.decoder_trust import external_decoder
 from autoqec.qec.external_decoders import ExternalDecoder
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import pack, unpack
-from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching
+from autoqec.qec.sampling import pack
+from autoqec.qec.soft_matching import SoftMatching
 
 
 class Backend(Protocol):
@@ -62,12 +62,11 @@ class Mwpm:
 
     def __init__(self, problem: Problem) -> None:
         graph = problem.matching_graph
-        self._n_detectors = problem.n_detectors
         self._graph = graph
         inside = np.zeros((1, problem.n_detectors), np.uint8)
         inside[0, graph.in_sector] = 1
         self._in_sector_mask = np.packbits(inside, axis=1, bitorder="little")
-        self._weighted = WeightedMatching(graph.check_matrix, max_weight=MAX_LOG_ODDS)
+        self._soft = SoftMatching(graph, problem.n_detectors)
         self._packed_matching = self._build_packed_matching(problem)
 
     def _build_packed_matching(self, problem: Problem) -> pymatching.Matching:
@@ -94,11 +93,7 @@ class Mwpm:
 
     def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
         """See `SoftBackend.decode_soft`; weights are -log_odds, clipped to +-MAX_LOG_ODDS nats."""
-        graph = self._graph
-        if log_odds.shape != (len(detection_events), graph.n_edges):
-            raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detection_events), graph.n_edges)}")
-        edges = self._weighted.decode_batch(unpack(detection_events, self._n_detectors)[:, graph.in_sector], -log_odds)
-        return (edges @ graph.observables & 1).astype(bool)
+        return self._soft.decode(detection_events, log_odds)
 
 
 class CorrelatedMwpm:

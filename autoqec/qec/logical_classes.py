@@ -18,7 +18,7 @@ from autoqec.errors import UsageError
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack, unpack
-from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching, compiled_gap
+from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching, addresses, compiled_gap
 
 MAX_TABLE_NODES = 4096  # 128 MB of distances
 
@@ -62,7 +62,9 @@ class LogicalClassMatcher:
             float32 [n], in nats, within +-cap; positive where plain matching predicts "not flipped".
         """
         if self._capped is None or self._capped.cap != cap:
-            self._capped = _CappedGraph(self._checks, self._weights, self._gauge, self._in_sector, cap)
+            self._capped = _CappedGraph(
+                self._checks, self._weights, self._gauge, self._in_sector, self._n_detectors, cap
+            )
         gap, done = self._capped.gap(detection_events)
         if not done.all():
             detections = unpack(detection_events[~done], self._n_detectors)
@@ -101,37 +103,51 @@ class _CappedGraph:
     """
 
     def __init__(
-        self, checks: sp.csc_matrix, weights: np.ndarray, gauge: np.ndarray, in_sector: np.ndarray, cap: float
+        self,
+        checks: sp.csc_matrix,
+        weights: np.ndarray,
+        gauge: np.ndarray,
+        in_sector: np.ndarray,
+        n_detectors: int,
+        cap: float,
     ) -> None:
         self.cap = cap
         rows = checks.shape[0]
         cap_edge = sp.csc_matrix((np.ones(1, np.uint8), ([rows - 1], [0])), (rows, 1))
         self._checks = sp.hstack([checks, cap_edge]).tocsc()
-        self._weights = np.append(weights, cap)
-        self._gauge = np.append(gauge, np.uint8(0))
-        self._in_sector = in_sector
+        self._weights = np.append(weights, cap).astype(np.float64)
+        self._gauge = np.append(gauge, np.uint8(0)).astype(np.uint8)
+        self._node_of = np.full(-(-n_detectors // 8) * 8, -1, np.int32)
+        self._node_of[in_sector] = np.arange(len(in_sector), dtype=np.int32)
         self._tables = self._distances() if rows <= MAX_TABLE_NODES else None
 
-    def _distances(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return float64 [n_nodes] and [n_nodes, n_nodes], distances to the boundary and between nodes, if C can."""
+    def _distances(self) -> list[int] | None:
+        """Return addresses of the constant arrays of `autoqec_gap_1`, if C can compute distances."""
         functions = compiled_gap()
         if functions is None or (self._weights < 0).any():
             return None
-        n_nodes = self._checks.shape[0]
+        n_nodes, n_edges, *links = WeightedMatching(self._checks).adjacency
         bound, apart = np.empty(n_nodes), np.empty((n_nodes, n_nodes))
-        status = functions[0](*WeightedMatching(self._checks).adjacency, self._weights, bound, apart)
-        return (bound, apart) if status == 0 else None
+        self._arrays = [self._node_of, self._gauge, bound, apart]  # kept alive for their addresses
+        status = functions[0](n_nodes, n_edges, *addresses(*links, self._weights, bound, apart))
+        return addresses(*self._arrays) if status == 0 else None
 
     def gap(self, detection_events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return gaps, float32 [n], and bool [n], the shots whose gap is computed."""
+        """Return gaps, float32 [n], and bool [n], the shots whose gap is computed.
+
+        Raises:
+            ValueError: The shots are not uint8 [n, ceil(n_detectors / 8)].
+        """
+        expected = (len(detection_events), len(self._node_of) // 8)
+        if detection_events.shape != expected or detection_events.dtype != np.uint8:
+            raise ValueError(
+                f"detection events are {detection_events.dtype} {detection_events.shape}, not uint8 {expected}"
+            )
         gap, done = np.empty(len(detection_events), np.float32), np.zeros(len(detection_events), np.uint8)
         functions = compiled_gap()
         if self._tables is not None and functions is not None:
             shots = np.ascontiguousarray(detection_events)
-            node_of = np.full(8 * shots.shape[1], -1, np.int32)
-            node_of[self._in_sector] = np.arange(len(self._in_sector), dtype=np.int32)
-            shape = (*shots.shape, len(self._gauge))
-            if functions[1](*shape, node_of, self._gauge, *self._tables, shots, gap, done) != 0:
+            if functions[1](*shots.shape, len(self._gauge), *self._tables, *addresses(shots, gap, done)) != 0:
                 done[:] = 0  # out of memory
         return gap, done.astype(bool)
 

@@ -344,10 +344,12 @@ static int reserve(Memory *m, const Graph *g, size_t rows) {
     return 1;
 }
 
-/* Match one shot. fires [nodes] is modified, taken [edges] is written; 0 if the caller must decode the shot. */
-static int match_shot(const Graph *g, Memory *m, const float *log_odds, uint8_t *fires, uint8_t *taken) {
+/* Match one shot under weights clipped to +-clip. fires [nodes] is modified, taken [edges] is written; 0 if the caller
+ * must decode the shot. */
+static int match_shot(const Graph *g, Memory *m, const float *log_odds, float clip, uint8_t *fires, uint8_t *taken) {
     for (int32_t e = 0; e < g->edges; e++) {
-        m->weights[e] = log_odds[e] > 0 ? log_odds[e] : -(double)log_odds[e];
+        float weight = log_odds[e] > 0 ? log_odds[e] : -log_odds[e];
+        m->weights[e] = weight < clip ? weight : clip;
         taken[e] = log_odds[e] > 0;
     }
     for (int32_t e = 0; e < g->edges; e++) {
@@ -373,10 +375,59 @@ int autoqec_match_1(int64_t shots, int64_t copies, int32_t nodes, int32_t edges,
     int ready = reserve(&m, &g, (size_t)nodes);
     g.weights = m.weights, g.heap = m.heap;
     for (int64_t shot = 0; ready && shot < shots; shot++)
-        done[shot] = (uint8_t)match_shot(&g, &m, log_odds + (shot / copies) * edges, events + shot * nodes,
+        done[shot] = (uint8_t)match_shot(&g, &m, log_odds + (shot / copies) * edges, FLT_MAX, events + shot * nodes,
                                          taken + shot * edges);
     release(&m);
     return ready ? 0 : -1;
+}
+
+/* Whether node_of [bits] gives each node below `limit` at most once, and else -1; seen [limit] is cleared first. */
+static int is_numbering(const int32_t *node_of, int64_t bits, int32_t limit, uint8_t *seen) {
+    memset(seen, 0, (size_t)limit);
+    for (int64_t k = 0; k < bits; k++)
+        if (node_of[k] < -1 || node_of[k] >= limit || (node_of[k] >= 0 && seen[node_of[k]]++)) return 0;
+    return 1;
+}
+
+/* Predictions of bit-packed detection events [shots][row_bytes], little-endian, each under its own log_odds
+ * [shots][edges], clipped to +-clip. node_of [8 * row_bytes]: node of each detector, -1 for those out of the sector.
+ * flips [edges][observables] of 0 and 1. Writes flipped [shots][observables] and done [shots], 0 for shots that the
+ * caller must decode. Returns -1 if out of memory, -2 if the arrays describe no graph or numbering, -3 if a value of
+ * log_odds is not finite. */
+int autoqec_soft_1(int64_t shots, int64_t row_bytes, int32_t nodes, int32_t edges, const int32_t *ends,
+                   const int32_t *start, const int32_t *near, const int32_t *via, int32_t observables,
+                   const int32_t *node_of, const uint8_t *flips, float clip, const float *log_odds,
+                   const uint8_t *events, uint8_t *flipped, uint8_t *done) {
+    Graph g = {.nodes = nodes, .edges = edges, .ends = ends, .start = start, .near = near, .via = via};
+    Memory m = {0};
+    if (shots < 0 || row_bytes < 0 || observables < 1 || !is_graph(&g)) return -2;
+    uint8_t *fires = malloc((size_t)nodes), *taken = malloc((size_t)edges + 1);
+    int status = reserve(&m, &g, (size_t)nodes) && fires && taken ? 0 : -1;
+    if (status == 0 && !is_numbering(node_of, 8 * row_bytes, nodes, fires)) status = -2;
+    g.weights = m.weights, g.heap = m.heap;
+    for (int64_t shot = 0; status == 0 && shot < shots; shot++) {
+        const float *row = log_odds + shot * edges;
+        int finite = 1;
+        for (int32_t e = 0; e < edges; e++) finite &= row[e] <= FLT_MAX && row[e] >= -FLT_MAX;
+        if (!finite) {
+            status = -3;
+            break;
+        }
+        memset(fires, 0, (size_t)nodes);
+        for (int64_t byte = 0; byte < row_bytes; byte++)
+            for (unsigned bits = events[shot * row_bytes + byte]; bits; bits &= bits - 1) {
+                int32_t node = node_of[8 * byte + __builtin_ctz(bits)];
+                if (node >= 0) fires[node] = 1;
+            }
+        done[shot] = (uint8_t)match_shot(&g, &m, row, clip, fires, taken);
+        uint8_t *prediction = flipped + shot * observables;
+        memset(prediction, 0, (size_t)observables);
+        for (int32_t e = 0; e < edges; e++)
+            if (taken[e])
+                for (int32_t k = 0; k < observables; k++) prediction[k] ^= flips[(int64_t)e * observables + k];
+    }
+    release(&m), free(fires), free(taken);
+    return status;
 }
 
 /* Distances under fixed weights [edges], none below 0, for autoqec_gap_1: bound [nodes] to the boundary, and apart
@@ -470,10 +521,9 @@ int autoqec_gap_1(int64_t shots, int64_t row_bytes, int32_t nodes, const int32_t
                   const double *bound, const double *apart, const uint8_t *events, float *gap, uint8_t *done) {
     if (shots < 0 || row_bytes < 0 || nodes < 1 || nodes > MAX_NODES) return -2;
     Pairing *pairing = malloc(sizeof(Pairing));
-    int32_t *fired = calloc((size_t)nodes, sizeof(int32_t)), member[CLUSTER];
+    int32_t *fired = malloc(sizeof(int32_t) * (size_t)nodes), member[CLUSTER];
     int status = pairing == NULL || fired == NULL ? -1 : 0;
-    for (int64_t k = 0; status == 0 && k < 8 * row_bytes; k++)
-        if (node_of[k] < -1 || node_of[k] >= nodes - 1 || (node_of[k] >= 0 && fired[node_of[k]]++)) status = -2;
+    if (status == 0 && !is_numbering(node_of, 8 * row_bytes, nodes - 1, (uint8_t *)fired)) status = -2;
     if (status != 0) {
         free(pairing), free(fired);
         return status;

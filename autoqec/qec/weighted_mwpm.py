@@ -22,35 +22,57 @@ MAX_LOG_ODDS = 30.0  # nats; PyMatching scales its integer weights by the larges
 _NAMES = [Path(__file__).with_name(f"_match{suffix}") for suffix in reversed(EXTENSION_SUFFIXES)]
 # The stable ABI's name before the one of this Python alone, which an older build may have left.
 _LIBRARY = next((path for path in _NAMES if path.exists()), _NAMES[-1])
-_FUNCTION = "autoqec_match_1"  # renamed with its arguments: a library of another version is not called
 
 
 @functools.cache
 def compiled_matcher() -> Any | None:
     """Return the C function, or None if it was not built."""
-    try:
-        function = getattr(ctypes.CDLL(str(_LIBRARY)), _FUNCTION)
-    except (OSError, AttributeError):
+    if (functions := _compiled("autoqec_match_1")) is None:
         return None
     ints, words = np.ctypeslib.ndpointer(np.int32, flags="C"), np.ctypeslib.ndpointer(np.uint8, flags="C")
     reals = np.ctypeslib.ndpointer(np.float32, flags="C")
-    function.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32] * 2 + [ints] * 4 + [reals] + [words] * 3
-    return function
+    functions[0].argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32] * 2 + [ints] * 4 + [reals] + [words] * 3
+    return functions[0]
 
 
 @functools.cache
 def compiled_gap() -> tuple[Any, Any] | None:
-    """Return the C functions that compute distances and complementary gaps, or None if they were not built."""
+    """Return the C functions that compute distances and complementary gaps, or None if they were not built.
+
+    Both take the addresses of arrays, see `addresses`.
+    """
+    if (functions := _compiled("autoqec_distances_1", "autoqec_gap_1")) is None:
+        return None
+    functions[0].argtypes = [ctypes.c_int32] * 2 + [ctypes.c_void_p] * 7
+    functions[1].argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32] + [ctypes.c_void_p] * 7
+    return functions[0], functions[1]
+
+
+@functools.cache
+def compiled_soft_matcher() -> Any | None:
+    """Return the C function from bit-packed shots to observables, which takes addresses; None if it was not built."""
+    if (functions := _compiled("autoqec_soft_1")) is None:
+        return None
+    pointers = ctypes.c_void_p
+    functions[0].argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32] * 2 + [pointers] * 4 + [ctypes.c_int32]
+    functions[0].argtypes += [pointers] * 2 + [ctypes.c_float] + [pointers] * 4
+    return functions[0]
+
+
+def _compiled(*names: str) -> list[Any] | None:
+    """Return C functions; their names change with their arguments, so that no library of another version is called."""
     try:
         library = ctypes.CDLL(str(_LIBRARY))
-        distances, gap = library.autoqec_distances_1, library.autoqec_gap_1
+        return [getattr(library, name) for name in names]
     except (OSError, AttributeError):
         return None
-    ints, words = np.ctypeslib.ndpointer(np.int32, flags="C"), np.ctypeslib.ndpointer(np.uint8, flags="C")
-    reals, singles = np.ctypeslib.ndpointer(np.float64, flags="C"), np.ctypeslib.ndpointer(np.float32, flags="C")
-    distances.argtypes = [ctypes.c_int32] * 2 + [ints] * 4 + [reals] * 3
-    gap.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32, ints, words, reals, reals, words, singles, words]
-    return distances, gap
+
+
+def addresses(*arrays: np.ndarray) -> list[int]:
+    """Return the addresses of contiguous arrays, which the caller keeps alive: much faster than `ndpointer`."""
+    if not all(array.flags.c_contiguous for array in arrays):
+        raise ValueError("an array for the C code is not contiguous")
+    return [array.__array_interface__["data"][0] for array in arrays]
 
 
 def is_outdated() -> bool:

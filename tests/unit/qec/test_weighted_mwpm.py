@@ -220,6 +220,12 @@ def graph_of(change: Callable[[list[Any]], None]) -> list[Any]:
     return arguments
 
 
+def call(function: Any, *arguments: Any) -> int:
+    """Call a C function that takes addresses; the arrays live until it returns."""
+    where = [weighted_mwpm.addresses(each)[0] if isinstance(each, np.ndarray) else each for each in arguments]
+    return int(function(*where))
+
+
 def put(part: int, index: int, value: int) -> Callable[[list[Any]], None]:
     return lambda arguments: arguments[part].reshape(-1).__setitem__(index, value)
 
@@ -243,7 +249,11 @@ def test_arrays_that_describe_no_graph_are_rejected_in_c(change: Callable[[list[
     graph = graph_of(change)
     events, edges, done = np.ones((1, 3), np.uint8), np.full((1, 4), 7, np.uint8), np.zeros(1, np.uint8)
     assert match(1, 1, *graph, -np.ones((1, 4), np.float32), events, edges, done) == -2
-    assert gap[0](*graph, np.ones(4), np.empty(3), np.empty((3, 3))) == -2
+    assert call(gap[0], *graph, np.ones(4), np.empty(3), np.empty((3, 3))) == -2
+    soft = weighted_mwpm.compiled_soft_matcher()
+    node_of, flips = np.arange(8, dtype=np.int32) % 4 - 1, np.ones((4, 1), np.uint8)
+    log_odds, shot, flipped = -np.ones((1, 4), np.float32), np.full((1, 1), 7, np.uint8), np.zeros((1, 1), np.uint8)
+    assert call(soft, 1, 1, *graph, 1, node_of, flips, 9.0, log_odds, shot, flipped, done) == -2
     assert (edges == 7).all() and not done.any()
 
 
@@ -255,7 +265,11 @@ def test_map_of_detectors_to_nodes_is_checked_in_c(node_of: list[int]) -> None:
     row = np.array([*node_of, *[-1] * 6], np.int32)
     tables = (np.zeros(3, np.uint8), np.ones(3), np.ones((3, 3)))
     result = (np.full((1, 1), 3, np.uint8), np.empty(1, np.float32), np.zeros(1, np.uint8))
-    assert functions[1](1, 1, 3, row, *tables, *result) == -2
+    assert call(functions[1], 1, 1, 3, row, *tables, *result) == -2
+    soft, graph = weighted_mwpm.compiled_soft_matcher(), graph_of(lambda _: None)
+    row = np.where(row == 2, 3, row).astype(np.int32)  # here the last node may be named
+    log_odds, flips, flipped = -np.ones((1, 4), np.float32), np.ones((4, 1), np.uint8), np.zeros((1, 1), np.uint8)
+    assert call(soft, 1, 1, *graph, 1, row, flips, 9.0, log_odds, result[0], flipped, result[2]) == -2
 
 
 @needs_c
@@ -264,7 +278,7 @@ def test_distances_reject_weights_without_shortest_paths(weight: float) -> None:
     functions = weighted_mwpm.compiled_gap()
     assert functions is not None
     weights = np.array([1, 1, weight, 1.0])
-    assert functions[0](*graph_of(lambda _: None), weights, np.empty(3), np.empty((3, 3))) == -2
+    assert call(functions[0], *graph_of(lambda _: None), weights, np.empty(3), np.empty((3, 3))) == -2
 
 
 @pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
