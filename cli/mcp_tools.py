@@ -161,7 +161,8 @@ class Tools:
         return memory.l2_for_ideator(files.parse_env(_env(layout), location=str(layout.env)), baseline)
 
     def _check_config(self, run: str, config: dict[str, Any]) -> dict[str, Any]:
-        from autoqec.ideators.proposal_checks import exceeded_limits, find_duplicate_round
+        from autoqec.ideators.limits import exceeded_limits
+        from autoqec.ideators.proposal_checks import find_duplicate_round
         from autoqec.reporting.predict_cost import predict_cost
 
         dsl, view = parse_dsl(config, location="config"), self._view(run)

@@ -201,7 +201,8 @@ class Constraints(Contract):
         gt=0,
         le=1e6,
         description="CPU time per shot of gate, network and matching together, divided by that of correlated matching "
-        "on the same shots, as the verifier measures it; null: no limit",
+        "on the same shots, as the verifier measures it; a round is refused before training if the untrained network "
+        "exceeds it by half; null: no limit",
     )
 
 

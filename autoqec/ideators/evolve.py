@@ -47,7 +47,7 @@ def _child(state: SearchState) -> Move | None:
         assert params is not None  # the population has params
         child = mutate(params, rng, state.active_dimensions)
         config = state.build(child)
-        if config is not None and state.is_new(config):
+        if config is not None and state.is_admissible(config):
             return _move(parent, params, child, config)
     return None
 

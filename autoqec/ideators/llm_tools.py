@@ -11,7 +11,8 @@ from autoqec.contracts.views import IdeatorView
 from autoqec.errors import AutoqecError, ContractError
 from autoqec.ideators import space, view_text
 from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
-from autoqec.ideators.proposal_checks import PredictCost, exceeded_limits, find_duplicate_round
+from autoqec.ideators.limits import exceeded_limits
+from autoqec.ideators.proposal_checks import PredictCost, find_duplicate_round
 from autoqec.llm.base import Tool, ToolCall
 
 MAX_RESULT_CHARS = 3000

@@ -79,7 +79,7 @@ def next_template(state: SearchState) -> Move | None:
     """Return the first template that was not tried yet."""
     for template in state.templates:
         config = state.with_pins(template.config)
-        if config is not None and state.is_new(config):
+        if config is not None and state.is_admissible(config):
             return Move(template.slug, template.hypothesis, config)
     return None
 
@@ -98,9 +98,11 @@ def unseen_config(state: SearchState, candidates: Callable[[SearchState], Iterat
         itertools.islice(candidates(state), MAX_TRIES), itertools.islice(draw(state), MAX_DRAWS)
     ):
         config = state.build(params)
-        if config is not None and state.is_new(config):
+        if config is not None and state.is_admissible(config):
             return Move(_name(config), _hypothesis(config), config)
-    message = f"{MAX_DRAWS} draws gave no new config with {format_pins(state.pins) or 'no pins'}"
+    message = (
+        f"{MAX_DRAWS} draws gave no new config within the env's limits, with {format_pins(state.pins) or 'no pins'}"
+    )
     raise UsageError(message, location="--pin", hint="start a run with fewer pins")
 
 
@@ -134,7 +136,7 @@ def extend(state: SearchState) -> Move | None:
         before = space.flatten(parent_config)
         init = {"training.init": "parent" if keep_weights else "fresh"}
         config = space.normalise(space.unflatten(before | steps | init | state.pins))
-        if state.is_new(config):
+        if state.is_admissible(config):
             changes = ", ".join(
                 f"{key} {space.format_value(before.get(key))} -> {space.format_value(steps[key])}" for key in steps
             )
@@ -163,7 +165,7 @@ def compose(state: SearchState) -> Move | None:
             continue
         base = state.config_of(first["fork_from"]) if isinstance(first["fork_from"], str) else None
         config = merge_configs(base, config_1, config_2) if base else None
-        if config is not None and state.is_new(config):
+        if config is not None and state.is_admissible(config):
             text = (
                 f"Rounds {first['round']} and {second['round']} are verified and changed different keys of one parent; "
             )

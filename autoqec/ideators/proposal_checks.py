@@ -8,10 +8,10 @@ from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.env import Constraints
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError
+from autoqec.ideators.limits import exceeded_limits
 from autoqec.ideators.search_state import ABORTED_STATUSES
 
 PredictCost = Callable[[PredecoderDSL], Mapping[str, int]]
-_LIMITS = (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syndrome"))
 
 
 def find_duplicate_round(view: IdeatorView, dsl: PredecoderDSL) -> int | None:
@@ -29,21 +29,6 @@ def find_duplicate_round(view: IdeatorView, dsl: PredecoderDSL) -> int | None:
         if find_equivalent(dsl, [other], finetunes=finetunes) is not None:
             return int(row["round"])
     return None
-
-
-def exceeded_limits(cost: Mapping[str, int], constraints: Constraints | None) -> list[str]:
-    """Return the limits of the env that a predicted cost exceeds, one sentence each.
-
-    Args:
-        cost: `n_params` and `flops_per_syndrome` of a config.
-        constraints: The env's limits; None checks nothing.
-    """
-    limits = {} if constraints is None else {name: getattr(constraints, limit) for name, limit in _LIMITS}
-    return [
-        f"{name} = {cost[name]} exceeds the limit {limit} = {limits[name]} of the env"
-        for name, limit in _LIMITS
-        if name in limits and cost.get(name, 0) > limits[name]
-    ]
 
 
 def check_cost(dsl: PredecoderDSL, predict_cost: PredictCost, constraints: Constraints | None) -> None:

@@ -9,11 +9,13 @@ from functools import cached_property
 
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.round import ForkFrom
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
 from autoqec.ideators import space
+from autoqec.ideators.limits import within_limits
 from autoqec.ideators.space import Config, Params
 
 ABORTED_STATUSES = ("orphaned_branch", "branch_manually_deleted")  # rows without information about their config
@@ -26,6 +28,7 @@ class SearchState:
 
     Attributes:
         seed: Seed of the run.
+        env: The env; None for a recorded table of configs.
         n_proposed: Number of measured and pending rounds. Rounds aborted by a crash do not count, so that the next
             proposal after a crash is the one that was lost.
         observed: Measured rows, oldest first.
@@ -41,6 +44,7 @@ class SearchState:
     """
 
     seed: int
+    env: EnvSpec | None
     n_proposed: int
     observed: tuple[RoundRow, ...]
     pending: tuple[RoundRow, ...]
@@ -69,6 +73,7 @@ class SearchState:
         pins = view.pins
         return cls(
             seed=view.seed,
+            env=view.env,
             n_proposed=len(observed) + len(pending),
             observed=observed,
             pending=pending,
@@ -131,6 +136,10 @@ class SearchState:
         from autoqec.decoders.equivalence import find_equivalent
 
         return find_equivalent(parse_dsl(config), tried, finetunes=self.finetunes) is None
+
+    def is_admissible(self, config: Config) -> bool:
+        """Return whether `config` is new and its network within the env's limits, so that it is worth a round."""
+        return self.is_new(config) and within_limits(config, self.env)
 
     def _recipe(self, dsl: PredecoderDSL) -> str:
         return canonical_json(dsl.training_signature(finetunes=self.finetunes))

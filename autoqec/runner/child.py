@@ -24,6 +24,7 @@ from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.gating import Gate
+from autoqec.decoders.latency import predict_time_ratio
 from autoqec.errors import AutoqecError, ContractError, RoundError
 from autoqec.qec.problem import Problem
 from autoqec.runner import training_cost
@@ -34,6 +35,7 @@ from autoqec.runner.spec import EVENTS, RESULT, ChildResult, ChildSpec, ChildSta
 from autoqec.runner.training import Phase, TrainingBudget, phases, train
 from autoqec.store import atomic, files
 
+TIME_MARGIN = 1.5  # by which times on a loaded machine vary; the verifier has none
 OUT_OF_MEMORY_MESSAGES = ("can't allocate memory", "out of memory", "cannot allocate memory", "std::bad_alloc")
 
 
@@ -80,6 +82,7 @@ class RoundTask:
             if value > limit:
                 message = f"{name} = {value} exceeds the env's limit of {limit}"
                 raise RoundError("compile_error", message, cause="cost limit")
+        self.check_time_ratio()
         if self.dsl.training.init == "parent":
             load_parent_weights(self.model, problem, spec.parent_checkpoint)
         self.agent = PredecoderAgent(self.model, cost.flops_per_syndrome)
@@ -88,6 +91,23 @@ class RoundTask:
         )
         self.recorded = None if spec.recorded_dir is None else Path(spec.recorded_dir)
         self.plan: list[Phase] = phases(problem, self.dsl, spec.profile, budget, spec.seed, self.recorded)
+
+    def check_time_ratio(self) -> None:
+        """Refuse a network that is far slower than the env allows; the verifier measures the trained one exactly.
+
+        Raises:
+            RoundError: The predicted time ratio exceeds the env's limit by more than times vary.
+        """
+        limit = self.problem.env.constraints.max_time_ratio
+        if limit is None:
+            return
+        ratio = predict_time_ratio(self.model, self.problem)
+        if ratio > TIME_MARGIN * limit:
+            message = (
+                f"before training, decoding takes about {ratio:.3g} x the CPU time of correlated matching, exceeding "
+                f"{TIME_MARGIN:g} x the env's limit max_time_ratio = {limit:g}"
+            )
+            raise RoundError("compile_error", message, cause="cost limit")
 
     def run_training(self) -> None:
         """Train and save the checkpoint."""

@@ -55,7 +55,7 @@ def propose(view: IdeatorView) -> IdeatorResponse:
         for _ in range(MAX_DRAWS):
             learner.design([env])
             config = state.with_pins(env.state.config())
-            if config is not None and state.is_new(config):
+            if config is not None and state.is_admissible(config):
                 move = Move(f"policy-{config['type']}", _hypothesis(config, len(designs)), config)
                 break
     return moves.to_response(move or moves.unseen_config(state, moves.draw), source=f"policy {state.n_proposed}")

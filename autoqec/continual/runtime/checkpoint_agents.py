@@ -79,7 +79,7 @@ def ideator(
         draft = parse_proposal(action, action_space, PredecoderDraft(features))
         name = type(agent).__name__
         config = state.with_pins(draft.config())
-        if config is None or not state.is_new(config):
+        if config is None or not state.is_admissible(config):
             raise UsageError("the design was already tried, or violates a pin", location="proposal")
         text = f"{name}, with what it learned on other codes, expects fewer errors from {format_choices(draft.choices)}"
         slug = f"memory-{config['type']}-{draft.signature[:6]}"

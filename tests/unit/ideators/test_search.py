@@ -12,15 +12,17 @@ import optuna
 import pytest
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.env import FileNoise, StimFileCode, StimGeneratorCode
+from autoqec.contracts.env import Constraints, FileNoise, StimFileCode, StimGeneratorCode
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import evolve, moves, space, tpe
 from autoqec.ideators import random as uniform
 from autoqec.ideators.hybrid import Hybrid
+from autoqec.ideators.limits import within_limits
 from autoqec.ideators.search_state import SearchState
 from autoqec.store.files import load_env
+from tests.support.envs import surface
 from tests.support.role_views import ideator_view
 
 SURFACE_D7 = Path(__file__).parents[3] / "autoqec/envs/builtin/surface_d7_depol.yaml"
@@ -290,3 +292,15 @@ def test_rounds_without_a_gate_inform_the_search_for_one() -> None:
     params = SearchState.read(view([row(1, ungated)])).params_of(ungated)
     assert params is not None and "gate" not in params
     assert "gate" in next(tpe.suggestions(SearchState.read(view([row(1, ungated)]))))
+
+
+@pytest.mark.parametrize("propose", [*SEARCH_STRATEGIES, pytest.param(evolve.propose, id="evolve")])
+def test_searches_propose_only_networks_within_the_limits_of_the_env(propose: Any) -> None:
+    """Limits that the templates exceed, and most draws do too."""
+    env = surface(3).model_copy(update={"constraints": Constraints(max_params=6_000, max_flops_per_syndrome=10_000)})
+    assert not within_limits(BASELINE, env) and within_limits(BASELINE, surface(3)) and within_limits(BASELINE, None)
+    history: list[dict[str, Any]] = []
+    for number in range(1, 4):
+        answer = propose(view(history, env=env))
+        assert within_limits(dict(answer.proposal), env)
+        history.append(as_row(number, answer))

@@ -268,6 +268,15 @@ def test_network_above_the_envs_limits_fails_before_training(env_text: str, tmp_
     assert metrics.n_params is not None and metrics.n_params > 200_000 and metrics.train_steps is None
 
 
+def test_network_far_slower_than_the_env_allows_fails_before_training(env_text: str, tmp_path: Path) -> None:
+    """No decoder takes a thousandth of the time of correlated matching."""
+    limits = {"max_params": 200_000, "max_time_ratio": 1e-3}
+    env = files.dump_config(files.load_yaml(env_text, location="") | {"constraints": limits})
+    metrics = run_failing_round(env, tmp_path, {"type": "mlp", "mlp": {"hidden": 16}})
+    assert metrics.failure_cause == "cost limit" and metrics.status == "compile_error"
+    assert "max_time_ratio = 0.001" in (metrics.status_reason or "") and metrics.train_steps is None
+
+
 @pytest.mark.parametrize(
     ("inserted", "status", "cause", "reason"),
     [
