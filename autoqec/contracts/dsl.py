@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -12,6 +12,7 @@ from autoqec.errors import ContractError
 OutputMode = Literal["soft_priors", "hard_flip"]
 SnapshotMode = Literal["last", "all", "gap", "none"]
 Family = Literal["mlp", "gnn", "neural_bp", "conv", "local"]
+MAX_GATE = 30.0  # nats
 FAMILIES: tuple[Family, ...] = get_args(Family)
 # The field of a family's block that sets its width, and the one that sets its depth; each family has at least one.
 WIDTH_FIELDS = {"mlp": "hidden", "gnn": "hidden", "conv": "channels", "local": "hidden"}
@@ -211,6 +212,16 @@ class TrainingConfig(Contract):
         return self
 
 
+class GateShare(Contract):
+    """A gate given by the share of shots that it sends to the network."""
+
+    share: float = Field(
+        gt=0,
+        lt=1,
+        description="share of shots, fixed by calibration on training shots; the checkpoint keeps the resulting nats",
+    )
+
+
 class PredecoderDSL(Contract):
     """One predecoder. Exactly the block named by `type` is present.
 
@@ -232,12 +243,10 @@ class PredecoderDSL(Contract):
     head: Literal["linear", "mlp_small", "custom"] = Field(
         default="linear", description="layers from features to log-odds"
     )
-    gate: float | None = Field(
+    gate: Annotated[float, Field(gt=0, le=MAX_GATE)] | GateShare | None = Field(
         default=None,
-        gt=0,
-        le=30,
-        description="decode only shots whose complementary gap under plain matching is smaller, in nats; the others "
-        "keep the plain prediction. Without a gate, every shot is decoded",
+        description="decode only shots whose complementary gap under plain matching is smaller, in nats, or a share of "
+        "the shots; the others keep the plain prediction. Without a gate, every shot is decoded",
     )
     training: TrainingConfig = Field(default=TrainingConfig(), description="how the weights are trained")
 
@@ -289,7 +298,7 @@ class PredecoderDSL(Contract):
         by_reward = self.training.policy_gradient is not None
         if not (through_matching or by_reward) or self.training.finetune_share == 0:
             del settings["finetune_learning_rate"], settings["finetune_gap"]
-        return {"type": self.type, "output_mode": self.output_mode, "gate": self.gate, **settings}
+        return {"type": self.type, "output_mode": self.output_mode, "gate": self.dump()["gate"], **settings}
 
     def sha256(self) -> str:
         """Return the hash of the canonical config."""

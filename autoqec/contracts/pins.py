@@ -82,7 +82,10 @@ def format_pins(pins: Pins) -> str:
 def _hyperparameter_keys(kind: type[Contract], prefix: str = "") -> Iterator[str]:
     for name, field in kind.model_fields.items():
         inner = [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_contract(kind)]
-        yield from _hyperparameter_keys(inner[0], f"{prefix}{name}.") if inner else (prefix + name,)
+        if inner:
+            yield from _hyperparameter_keys(inner[0], f"{prefix}{name}.")
+        if not inner or name == "gate":  # which may also be a number
+            yield prefix + name
 
 
 def _is_contract(kind: Any) -> bool:

@@ -138,7 +138,7 @@ class Predecoder(nn.Module):
         body: Maps float32 [batch, n_detectors] to a shift of the log-odds, [batch, n_edges].
         view: The problem's structure.
         output_mode: Whether an edge is a variable of the inner decoder or (hard_flip) an error mechanism.
-        gate: The config's `gate`, see `decoders.gating`; the network itself ignores it.
+        gate: The gate in nats, see `decoders.gating`; the network itself ignores it.
     """
 
     prior: Tensor

@@ -1,4 +1,7 @@
-"""Reading and writing `checkpoint.pt`: {class_name, state_dict, output_mode, dsl_config}, tensors and plain values."""
+"""Reading and writing `checkpoint.pt`: {class_name, state_dict, output_mode, dsl_config}, tensors and plain values.
+
+A config whose gate is a share of shots adds `gate_nats`, the gate that calibration gave.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import MAX_GATE, GateShare, PredecoderDSL, parse_dsl
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 
 CHECKPOINT_KEYS = {"class_name", "state_dict", "output_mode", "dsl_config"}
+GATE_NATS = "gate_nats"
 MAX_BYTES = 2**31
 
 
@@ -34,6 +38,9 @@ def save(path: Path, model: Predecoder, dsl: PredecoderDSL, config: dict[str, An
         "output_mode": model.output_mode,
         "dsl_config": config if config is not None else dsl.config(),
     }
+    if isinstance(dsl.gate, GateShare):
+        assert model.gate is not None, "the gate is calibrated before the checkpoint is written"
+        payload[GATE_NATS] = model.gate
     torch.save(payload, path)
 
 
@@ -53,7 +60,7 @@ def read(path: Path) -> dict[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ContractError(f"checkpoint cannot be read safely ({reason})", location=location) from error
-    if not isinstance(payload, dict) or set(payload) != CHECKPOINT_KEYS:
+    if not isinstance(payload, dict) or set(payload) - {GATE_NATS} != CHECKPOINT_KEYS:
         raise ContractError(f"checkpoint must contain exactly {', '.join(sorted(CHECKPOINT_KEYS))}", location=location)
     for name, value in payload["state_dict"].items():
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_contiguous():
@@ -81,7 +88,27 @@ def load(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
         )
     model = compile_predecoder(dsl, problem, seed=0)
     restore(model, payload["state_dict"], location=str(path))
+    model.gate = _gate(payload, dsl, str(path))
     return model.eval(), dsl
+
+
+def resolved_gate(path: Path, dsl: PredecoderDSL) -> float | None:
+    """Return the gate of a config in nats, from its checkpoint if the config names a share of shots.
+
+    Raises:
+        ContractError: The checkpoint cannot be read safely, or does not hold a gate in nats.
+    """
+    return _gate(read(path) if isinstance(dsl.gate, GateShare) else {}, dsl, str(path))
+
+
+def _gate(payload: dict[str, Any], dsl: PredecoderDSL, location: str) -> float | None:
+    if not isinstance(dsl.gate, GateShare):
+        return dsl.gate
+    nats = payload.get(GATE_NATS)
+    if type(nats) is not float or not 0 < nats <= MAX_GATE:
+        message = f"`{GATE_NATS}` is {str(nats)[:40]}, expected a number of nats above 0 and at most {MAX_GATE:g}"
+        raise ContractError(message, location=location, hint="run the round again")
+    return nats
 
 
 def load_for_other_circuit(path: Path, problem: Problem) -> tuple[Predecoder, np.ndarray]:
@@ -100,6 +127,7 @@ def load_for_other_circuit(path: Path, problem: Problem) -> tuple[Predecoder, np
     if not dsl.translation_invariant:
         raise ContractError(f"weights of type `{dsl.type}` belong to one circuit", location=location)
     model = compile_predecoder(dsl, problem, seed=0)
+    model.gate = _gate(payload, dsl, location)
     state = {name: value for name, value in payload["state_dict"].items() if name != "circuit_sha256"}
     own = model.state_dict()
     classes: Any = model.body.classes

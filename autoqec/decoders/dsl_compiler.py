@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.dsl import GateShare, PredecoderDSL
 from autoqec.decoders.base import Predecoder, ProblemView
 from autoqec.decoders.overlay import architecture_module
 from autoqec.qec.problem import Problem
@@ -13,10 +13,11 @@ from autoqec.qec.problem import Problem
 def compile_predecoder(dsl: PredecoderDSL, problem: Problem, *, seed: int) -> Predecoder:
     """Build the predecoder of `dsl` for `problem`, with weights drawn from `seed`.
 
+    A gate that is a share of shots is None until it is calibrated or read from a checkpoint.
     torch's random state is preserved. Exceptions of the architecture's module propagate.
     """
     view = ProblemView.of(problem, dsl.output_mode)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         body = architecture_module(dsl.type).build(dsl.block.dump(), dsl.head, view)
-        return Predecoder(body, view, dsl.output_mode, dsl.gate)
+        return Predecoder(body, view, dsl.output_mode, None if isinstance(dsl.gate, GateShare) else dsl.gate)

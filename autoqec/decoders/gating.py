@@ -11,14 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoqec.contracts.dsl import OutputMode
+from autoqec.contracts.dsl import MAX_GATE, OutputMode
 from autoqec.errors import UsageError
 from autoqec.qec.backends import SoftBackend, make_soft_backend
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import band_seed, sample
 
 CAP_MARGIN = 0.5  # nats that matching searches beyond the gate, so that rounding cannot move a gap across it
+CALIBRATION_SHOTS = 50_000
+MIN_GATE = 1e-3  # nats; a share of shots so small that calibration finds a gap of 0
 
 
 class Gate:
@@ -54,16 +57,37 @@ class Gate:
             Predictions, bool [n, 1], which are final for shots that are not ambiguous, and bool [n], the ambiguous
             shots.
         """
-        gap = self._matcher.complementary_gap(detection_events, cap=self.threshold + CAP_MARGIN)
+        gap = self.gap(detection_events)
         ambiguous = np.abs(gap) < self.threshold
         self.shots += len(gap)
         self.ambiguous_shots += int(ambiguous.sum())
         return (gap < 0)[:, None], ambiguous
 
+    def gap(self, detection_events: np.ndarray) -> np.ndarray:
+        """Return complementary gaps in nats, float32 [n], cut off beyond the threshold."""
+        return self._matcher.complementary_gap(detection_events, cap=self.threshold + CAP_MARGIN)
+
     @property
     def ambiguous_share(self) -> float:
         """Return the share of ambiguous shots among all shots so far, 0 without shots."""
         return self.ambiguous_shots / max(self.shots, 1)
+
+
+def calibrate_gate(problem: Problem, share: float) -> float:
+    """Return the gate in nats that about `share` of the shots do not reach, from shots of the training band.
+
+    Args:
+        problem: The decoding problem.
+        share: Target share of ambiguous shots.
+
+    Raises:
+        UsageError: The problem has no complementary gap, see `Gate`.
+    """
+    gate = Gate(problem, MAX_GATE)
+    seed = band_seed(problem.env.seed_policy.train, "gate")
+    gaps = np.abs(gate.gap(sample(problem, CALIBRATION_SHOTS, seed).detection_events))
+    nats = float(np.quantile(gaps, share, method="higher"))
+    return min(max(nats, MIN_GATE), MAX_GATE)
 
 
 def has_gap(problem: Problem) -> bool:
@@ -140,7 +164,7 @@ def make_decoder(problem: Problem, output_mode: OutputMode, gate: float | None) 
     Args:
         problem: The decoding problem.
         output_mode: The predecoder's output mode.
-        gate: The config's `gate` in nats; None for no gate.
+        gate: The gate in nats; None for no gate.
 
     Raises:
         UsageError: The problem has no complementary gap, see `Gate`.

@@ -95,7 +95,8 @@ class SearchState:
     @cached_property
     def fixed_keys(self) -> frozenset[str]:
         """Keys that are not searched: those of the pins, and `gate` if the env has no complementary gap."""
-        return frozenset(self.pins) | (frozenset() if self.gate_available else set(space.OPTIONAL_KEYS))
+        pinned = {"gate" if key == "gate.share" else key for key in self.pins}
+        return frozenset(pinned) | (frozenset() if self.gate_available else set(space.OPTIONAL_KEYS))
 
     def active_dimensions(self, family: str) -> list[space.Dimension]:
         """Dimensions of a family that are searched."""

@@ -45,9 +45,12 @@ class SoftMatching:
             ValueError: Shapes do not fit, a value is not finite, or no edges explain a shot.
         """
         n = len(detection_events)
-        shapes = detection_events.shape, log_odds.shape
-        if shapes != ((n, self._row_bytes), (n, self._graph.n_edges)):
-            raise ValueError(f"shots and log-odds have shapes {shapes}; {self._row_bytes} bytes per shot are needed")
+        for what, shape, expected in (
+            ("detection events", detection_events.shape, (n, self._row_bytes)),
+            ("log-odds", log_odds.shape, (n, self._graph.n_edges)),
+        ):
+            if shape != expected:
+                raise ValueError(f"{what} have shape {shape}, expected {expected}")
         function = compiled_soft_matcher()
         if function is None:
             return self._decode_edges(detection_events, log_odds)

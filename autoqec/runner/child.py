@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import GateShare, PredecoderDSL, parse_dsl
 from autoqec.contracts.round import FailureCause
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.decoders.gating import Gate
+from autoqec.decoders.gating import Gate, calibrate_gate
 from autoqec.decoders.latency import predict_time_ratio
 from autoqec.errors import AutoqecError, ContractError, RoundError
 from autoqec.qec.problem import Problem
@@ -70,7 +70,9 @@ class RoundTask:
         """
         spec, problem = self.spec, self.problem
         self.model: Predecoder = compile_predecoder(self.dsl, problem, seed=spec.seed)
-        if self.dsl.gate is not None:
+        if isinstance(self.dsl.gate, GateShare):
+            self.model.gate = calibrate_gate(problem, self.dsl.gate.share)
+        elif self.dsl.gate is not None:
             Gate(problem, self.dsl.gate)  # fails now, not after training, if the problem has no complementary gap
         cost = flops.count(self.model, problem.n_detectors)
         self.results |= {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}

@@ -18,6 +18,7 @@ from scipy import stats
 
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import Composition, CompositionParent, CompositionVerdict, PairedCounts
+from autoqec.decoders import checkpoint
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec import backends
 from autoqec.qec.problem import Problem
@@ -188,7 +189,8 @@ def _error_masks(
             client = candidate_process.start(copy, request.env_text, request.dsl, profile)
             stack.callback(client.close)
             dsl = request.dsl
-            evaluations.append(CandidateEvaluation(problem, shot_stream, client, dsl.output_mode, dsl.gate))
+            gate = checkpoint.resolved_gate(copy.checkpoint, dsl)
+            evaluations.append(CandidateEvaluation(problem, shot_stream, client, dsl.output_mode, gate))
         for evaluation in evaluations:
             answer = evaluation.client.load_branch_code() or evaluation.client.receive_model_info()
             if isinstance(answer, CandidateFailure):

@@ -10,6 +10,7 @@ from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
 from autoqec.contracts.provenance import SHA256
 from autoqec.contracts.verdict import Guard, Latency, PairedCounts, PairedEffect, RecordedEvidence, SequentialTest
+from autoqec.decoders import checkpoint
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import error_mask
@@ -104,7 +105,12 @@ class VerificationSession:
             # run at the same time: locks, processor load and free memory carry no note from one to the other.
             first, second = (stack.enter_context(closing(self._start())) for _ in range(2))
             evaluation = CandidateEvaluation(
-                self.problem, self.shot_stream, first, request.dsl.output_mode, request.dsl.gate, request.rules
+                self.problem,
+                self.shot_stream,
+                first,
+                request.dsl.output_mode,
+                checkpoint.resolved_gate(self.frozen.checkpoint, request.dsl),
+                request.rules,
             )
             model = read_model_info(first)
             evidence.startup_cpu_s = first.usage_of_branch_code().cpu_s

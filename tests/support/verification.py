@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 import autoqec
-from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import GateShare, PredecoderDSL, parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.decoders import checkpoint
 from autoqec.decoders.base import Predecoder, ProblemView
 from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.decoders.gating import calibrate_gate
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler
 from autoqec.store.files import dump_config
@@ -70,6 +71,8 @@ def train(path: Path, problem: Problem, *, steps: int, seed: int = 5, config: di
         loss.backward()
         optimiser.step()
         rate.step()
+    if isinstance(dsl.gate, GateShare):
+        model.gate = calibrate_gate(problem, dsl.gate.share)
     checkpoint.save(path, model.eval(), dsl)
     return dsl
 

@@ -25,6 +25,7 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.round import RoundMetrics
 from autoqec.decoders import checkpoint
+from autoqec.decoders.gating import calibrate_gate
 from autoqec.errors import ContractError, InfrastructureError, RoundError, UsageError
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
@@ -131,6 +132,13 @@ def test_checkpoint_rebuilds_the_measured_network(ok_round: Ran, problem: Proble
 
     counts = val_counts(problem, PredecoderAgent(model, 1000), 1000)
     assert counts.errors_candidate == ok_round.metrics.val_errors_predecoder
+
+
+def test_share_of_shots_becomes_a_gate_in_nats_before_training(env_text: str, tmp_path: Path, problem: Problem) -> None:
+    ran = Ran(config_for(env_text, tmp_path / "round_1", {**SMALL, "gate": {"share": 0.2}}))
+    assert ran.metrics.status == "ok", ran.metrics.status_reason
+    model, _ = checkpoint.load(ran.layout.checkpoint, problem)
+    assert model.gate == calibrate_gate(problem, 0.2) > 0
 
 
 def test_train_log_has_one_line_per_batch_of_both_phases(ok_round: Ran) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.qec.problem import Problem
@@ -15,15 +17,14 @@ from autoqec.verification.verifier import verify
 from tests.support import verification as support
 from tests.unit.verification.test_verifier import ENV
 
-CONFIG = {**support.CONFIG, "gate": 4.0}
 
-
-def test_gated_predecoder_is_verified_with_its_ambiguous_share(tmp_path: Path) -> None:
-    problem = Problem.from_env(ENV)
+@pytest.mark.parametrize("gate", [4.0, pytest.param({"share": 0.3}, marks=pytest.mark.long)])
+def test_gated_predecoder_is_verified_with_its_ambiguous_share(tmp_path: Path, gate: Any) -> None:
+    problem, config = Problem.from_env(ENV), {**support.CONFIG, "gate": gate}
     path = tmp_path / "checkpoint.pt"
-    support.train(path, problem, steps=1_000, config=CONFIG)
+    support.train(path, problem, steps=1_000, config=config)
     request = support.request(
-        tmp_path / "round_1", ENV, path, profile=support.profile(60_000, 30_000), dsl_config=CONFIG
+        tmp_path / "round_1", ENV, path, profile=support.profile(60_000, 30_000), dsl_config=config
     )
     report = verify(request)
     assert report.verdict == "VERIFIED", report.reasons
