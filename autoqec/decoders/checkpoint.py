@@ -32,7 +32,7 @@ def save(path: Path, model: Predecoder, dsl: PredecoderDSL, config: dict[str, An
         dsl: Its config.
         config: The literal config that `dsl` was parsed from; by default the config with every default written out.
     """
-    payload = {
+    payload: dict[str, Any] = {
         "class_name": type(model.body).__name__,
         "state_dict": {name: value.detach().cpu() for name, value in model.state_dict().items()},
         "output_mode": model.output_mode,

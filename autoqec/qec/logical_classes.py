@@ -126,10 +126,10 @@ class _CappedGraph:
         functions = compiled_gap()
         if functions is None or (self._weights < 0).any():
             return None
-        n_nodes, n_edges, *links = WeightedMatching(self._checks).adjacency
-        bound, apart = np.empty(n_nodes), np.empty((n_nodes, n_nodes))
-        self._arrays = [self._node_of, self._gauge, bound, apart]  # kept alive for their addresses
-        status = functions[0](n_nodes, n_edges, *addresses(*links, self._weights, bound, apart))
+        graph = WeightedMatching(self._checks).adjacency
+        bound, apart = np.empty(graph[0]), np.empty((graph[0], graph[0]))
+        self._arrays: list[np.ndarray] = [self._node_of, self._gauge, bound, apart]  # kept alive for their addresses
+        status = functions[0](*graph[:2], *addresses(*graph[2:], self._weights, bound, apart))
         return addresses(*self._arrays) if status == 0 else None
 
     def gap(self, detection_events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
