@@ -13,7 +13,13 @@ def larger_profile(profile: str) -> str:
     """Return the advice to start a run with the next larger profile; empty for the largest."""
     names = list(PROFILES)
     larger = names[names.index(profile) + 1 :][:1]
-    return f"start a run with --profile {larger[0]}: {PROFILES[larger[0]].val_shots:,} val shots" if larger else ""
+    if not larger:
+        return ""
+    found = PROFILES[larger[0]]
+    return (
+        f"start a run with --profile {found.name}: {found.train_shots:,} training, {found.val_shots:,} validation and "
+        f"up to {found.judge_test_shots:,} verification shots per round"
+    )
 
 
 def resume_command(layout: RunLayout, finished: int) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.profiles import PROFILES
 from autoqec.reporting import advice
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import RoundState
@@ -31,6 +32,9 @@ def aborted(**more: object) -> RoundState:
 def test_larger_profile_of_the_largest_is_no_advice() -> None:
     assert "--profile dev" in advice.larger_profile("smoke") and "--profile prod" in advice.larger_profile("dev")
     assert advice.larger_profile("prod") == ""
+    dev = PROFILES["dev"]
+    named = [f"{shots:,}" for shots in (dev.train_shots, dev.val_shots, dev.judge_test_shots)]
+    assert all(shots in advice.larger_profile("smoke") for shots in named), "not what both profiles have alone"
 
 
 def test_closed_run_is_neither_resumed_nor_restored(layout: RunLayout) -> None:
