@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 def command(env_name: str, directory: Path, budget: int, tasks: tuple[str, ...], out: Output, **chosen: Any) -> int:
     """Search predecoder designs for ENV in batches and keep the best ones.
 
-    Designs are trained briefly in this repository's code, or looked up with --table. Nothing is verified: use the
+    Designs are trained briefly with the modules of the package, or looked up with --table. Nothing is verified: use the
     configs in DIR/designs with `autoqec run-round`, or as a starting point of a run. Exit status 1: no design could be
     evaluated.
     """
