@@ -290,14 +290,15 @@ def test_generation_ends_at_its_limit():
 
 
 def test_registry_builds_every_agent_and_lists_them():
-    assert set(AGENTS) == {
+    classes = (MemorylessAgent, MemoryAgent, HistoryAgent, ReflexionAgent, DynamicCheatsheetAgent)
+    assert list(AGENTS) == [
         "memoryless_agent",
         "memory_agent",
         "history_agent",
         "reflexion_agent",
         "dynamic_cheatsheet_agent",
-    }
-    for kind, (config, agent) in AGENTS.items():
+    ]
+    for (kind, (config, _)), agent in zip(AGENTS.items(), classes, strict=True):
         built = build_agent(parse_agent_config({"type": kind}), replies("x"))
         assert type(built) is agent and type(built.config) is config and built.config.type == kind
     with pytest.raises(UsageError, match=r"unknown agent type 'nope'.*history_agent, reflexion_agent"):

@@ -92,6 +92,9 @@ NUMBERS = [
     ("2.5 × 10^{-3}", "1/400"),
     ("10^6", "1000000"),
     ("3 million", "3000000"),
+    ("50%", "50 or 1/2"),
+    ("The answer is **12.5 percent**.", "25/2 or 1/8"),
+    (r"\boxed{50\%}", "50 or 1/2"),
     ("5 cm", "5"),
     ("5cm", "5"),
     (r"5\text{ cm}", "5"),
@@ -124,7 +127,8 @@ def test_reply_to_a_multiple_choice_question(reply, letter):
 @pytest.mark.parametrize(("reply", "value"), NUMBERS)
 def test_reply_to_a_numeric_question(reply, value):
     number = read_number(reply)
-    assert (None if number is None else number.value) == (None if value is None else Fraction(value))
+    readings = None if value is None else tuple(map(Fraction, value.split(" or ")))
+    assert (None if number is None else number.readings) == readings
 
 
 def test_suite_has_a_hundred_replies():
