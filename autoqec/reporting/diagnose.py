@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.round import FailureCause, RoundMetrics
-from autoqec.errors import ContractError, UsageError
+from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.qec.stats import validation_effect
-from autoqec.reporting import predict_cost, suggest_fix
+from autoqec.reporting import advice, predict_cost, suggest_fix
 from autoqec.reporting.advice import adopt_command
-from autoqec.reporting.measurements import relative_drop
-from autoqec.store import atomic, train_log
+from autoqec.reporting.measurements import loss_drops
+from autoqec.store import atomic, files, train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.round_files import load_config, read_contract
@@ -65,9 +65,9 @@ def diagnose_run(layout: RunLayout) -> list[Diagnosis]:
     env_yaml = _text(layout.env)
     problem = _env_problem(env_yaml, info.env_yaml_sha256)
     if problem is not None:
-        advice = "restore env.yaml from its commit or archive; run.json holds its hash"
+        restore = "restore env.yaml from its commit or archive; run.json holds its hash"
         see = tuple(str(path) for path in (layout.env, layout.run_info) if path.exists())
-        return [Diagnosis(None, "paused", "env broken", problem, advice, see)]
+        return [Diagnosis(None, "paused", "env broken", problem, restore, see)]
     diagnoses = []
     for attempt in rounds:
         row = attempt.row
@@ -76,25 +76,31 @@ def diagnose_run(layout: RunLayout) -> list[Diagnosis]:
             diagnoses.append(Diagnosis(row.round, row.status, "aborted", row.status_reason or "", command, see))
         elif row.status == "compose_conflict":
             message = f"the branches do not merge; both changed {', '.join(row.conflicting_files or ())}"
-            advice = "compose branches that changed different keys"
-            diagnoses.append(Diagnosis(row.round, row.status, "conflict", message, advice))
+            other = "compose branches that changed different keys"
+            diagnoses.append(Diagnosis(row.round, row.status, "conflict", message, other))
         else:
-            diagnoses.append(diagnose_round(layout.round(row.round), env_yaml, row))
+            diagnoses.append(diagnose_round(layout.round(row.round), env_yaml, row, info.profile))
     return [diagnosis for diagnosis in diagnoses if diagnosis.cause != "none"]
 
 
-def diagnose_round(layout: RoundLayout, env_yaml: str | None = None, metrics: RoundMetrics | None = None) -> Diagnosis:
+def diagnose_round(
+    layout: RoundLayout,
+    env_yaml: str | None = None,
+    metrics: RoundMetrics | None = None,
+    profile: str | None = None,
+) -> Diagnosis:
     """Diagnose one round directory.
 
     Args:
         layout: The round.
         env_yaml: Text of the run's env; without it neither env nor cost limits are checked.
         metrics: The round's metrics, if its row holds them; else metrics.json is read.
+        profile: The run's profile, if it is known.
     """
     metrics = metrics or _metrics(layout)
     config = load_config(layout.config)
     if metrics.status == "ok":
-        diagnosis = _diagnose_measured(metrics, layout)
+        diagnosis = _diagnose_measured(metrics, layout, config, _backend(env_yaml), profile)
     else:
         diagnosis = _diagnose_failed(metrics, layout, config, env_yaml)
     change, patched = suggest_fix.suggest_config(diagnosis.cause, config, _phase(layout), env_yaml)
@@ -108,9 +114,9 @@ def _diagnose_failed(
 ) -> Diagnosis:
     reason = " ".join((metrics.status_reason or "").split())
 
-    def diagnosis(cause: Cause, advice: str, *see: Path, what: str = reason) -> Diagnosis:
+    def diagnosis(cause: Cause, change: str, *see: Path, what: str = reason) -> Diagnosis:
         paths = tuple(str(path) for path in (*see, layout.metrics) if path.exists())
-        return Diagnosis(layout.round, metrics.status, cause, what, advice, paths)
+        return Diagnosis(layout.round, metrics.status, cause, what, change, paths)
 
     if env_yaml is not None and metrics.status == "compile_error":
         problem = predict_cost.env_problem(env_yaml)
@@ -163,20 +169,32 @@ _ADVICE: dict[FailureCause, str] = {
 }
 
 
-def _diagnose_measured(metrics: RoundMetrics, layout: RoundLayout) -> Diagnosis:
+def _diagnose_measured(
+    metrics: RoundMetrics, layout: RoundLayout, config: dict[str, Any] | None, backend: str, profile: str | None
+) -> Diagnosis:
     """Diagnose a measured round: harmful, without effect, or fine."""
-    effect, loss_drop = validation_effect(metrics), relative_drop(train_log.read(layout.train_log).losses)
+    effect, drops = validation_effect(metrics), loss_drops(layout)
     see = tuple(str(path) for path in (layout.metrics, layout.train_log) if path.exists())
-    loss_text = "" if loss_drop is None else f"; the loss fell by {100 * loss_drop:.0f}%"
+    loss_text = "".join(f"; the loss of {phase} fell by {100 * drop:.0f}%" for phase, drop in drops.items())
     if effect is None or effect.delta_low > 0:
         return Diagnosis(layout.round, "ok", "none", "the round has an effect", "")
     effect_text = f"delta {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}] per shot{loss_text}"
     counts = f"{effect.counts.fixed} shots fixed, {effect.counts.broken} broken"
+    if not effect.counts.fixed and not effect.counts.broken:
+        counts = "the network changed the outcome of no shot"
     if effect.delta_high < 0:
-        advice = "networks that read detectors of the observable's sector count evidence twice; hard flips often harm"
-        return Diagnosis(layout.round, "ok", "does harm", f"{effect_text}: {counts}", advice, see)
-    advice = "train longer (a larger profile), or through the inner decoder (training.finetune_share above 0)"
-    return Diagnosis(layout.round, "ok", "no effect", f"{effect_text}: {counts}", advice, see)
+        harm = advice.after_harm(config)
+        return Diagnosis(layout.round, "ok", "does harm", f"{effect_text}: {counts}", harm, see)
+    change = advice.without_effect(config, backend, profile)
+    return Diagnosis(layout.round, "ok", "no effect", f"{effect_text}: {counts}", change, see)
+
+
+def _backend(env_yaml: str | None) -> str:
+    """Return the inner decoder of the env; matching if it is not known."""
+    try:
+        return files.parse_env(env_yaml or "", location="env").backend
+    except (AutoqecError, ValueError):
+        return "mwpm"
 
 
 def _env_problem(text: str | None, recorded: str) -> str | None:

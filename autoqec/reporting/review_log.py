@@ -19,9 +19,9 @@ from autoqec.llm.ledger import Ledger
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import advice
 from autoqec.reporting.config_diff import flatten_config
-from autoqec.reporting.measurements import relative_drop
+from autoqec.reporting.measurements import loss_drops
 from autoqec.reporting.run_report import outcome, verification_seconds
-from autoqec.store import atomic, train_log
+from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import ABORTED, RoundState
@@ -176,8 +176,8 @@ def _loss_without_effect(run: ReviewedRun) -> Iterator[Finding]:
     """Report rounds whose training loss fell while the decoder did not improve."""
     matches = []
     for row in run.measured:
-        losses = train_log.read(run.layout.round(row.round).train_log).losses
-        effect, loss_drop = validation_effect(row), relative_drop(losses)
+        drops = loss_drops(run.layout.round(row.round))
+        effect, loss_drop = validation_effect(row), max(drops.values(), default=None)
         if (
             effect
             and loss_drop is not None
@@ -194,12 +194,12 @@ def _loss_without_effect(run: ReviewedRun) -> Iterator[Finding]:
     numbers = tuple(row.round for row, _, _ in matches)
     yield Finding(
         "loss-without-effect", "warning" if len(matches) > 1 else "note",
-        f"in rounds {_list(numbers)} the loss fell (in the last one by {100 * loss_drop:.0f}%) but the paired interval "
-        f"of the logical error rate contains 0; {effect.counts.shots} val shots can detect a reduction of "
-        f"{100 * detectable_gain:.0f}%",
+        f"in rounds {_list(numbers)} the loss of a phase fell (in the last one by {100 * loss_drop:.0f}%) but the "
+        f"paired interval of the logical error rate contains 0; {effect.counts.shots} val shots can detect a reduction "
+        f"of {100 * detectable_gain:.0f}%",
         numbers, run.see(*(run.layout.round(number).train_log for number in numbers[-3:])),
         "train through the inner decoder: --pin training.finetune_share=1, in a new run"
-        if (row.dsl_config or {}).get("training", {}).get("finetune_share") == 0
+        if advice.can_start_finetuning(row.dsl_config)
         else advice.larger_profile(run.info.profile),
     )  # fmt: skip
 

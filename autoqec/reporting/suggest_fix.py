@@ -13,6 +13,7 @@ from autoqec.contracts.dsl import DEPTH_FIELDS, FAMILIES, WIDTH_FIELDS, Predecod
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import AutoqecError
 from autoqec.reporting import predict_cost
+from autoqec.reporting.advice import can_start_finetuning
 from autoqec.reporting.config_diff import differing_keys, flatten_config
 
 Config = dict[str, Any]
@@ -84,7 +85,7 @@ def _candidates(cause: str, config: Config, phase: str, env_yaml: str | None) ->
         yield _with_value(config, "training", "init", "fresh")
     elif cause == "does harm":
         yield from _less_harmful(config)
-    elif cause == "no effect" and training.get("finetune_share") == 0:
+    elif cause == "no effect" and can_start_finetuning(config):
         yield _with_value(config, "training", "finetune_share", 1.0)
 
 

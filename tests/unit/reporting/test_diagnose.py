@@ -162,11 +162,48 @@ def test_measured_round_has_no_failure_cause(round_directory: Left) -> None:
     worse = ok | {"val_errors_predecoder": 190, "val_fixed": 5, "val_broken": 95}
     found = diagnose_round(round_directory(hard, **worse))
     assert found.cause == "does harm" and found.change == {"output_mode": ["hard_flip", "soft_priors"]}
+    assert "soft_priors" in found.advice
     same = ok | {"val_errors_predecoder": 98, "val_fixed": 12, "val_broken": 10}
     found = diagnose_round(round_directory(with_training(finetune_share=0.0), **same))
     assert found.cause == "no effect" and found.change == {"training.finetune_share": [0.0, 1.0]}
+    assert "finetune_share" in found.advice
     better = ok | {"val_errors_predecoder": 40, "val_fixed": 62, "val_broken": 2}
     assert diagnose_round(round_directory(**better)).cause == "none"
+
+
+SAME = {
+    "status": "ok", "delta_ler": 0.0, "checkpoint_path": "x", "val_shots": 4000, "val_errors_plain": 100,
+    "val_errors_predecoder": 98, "val_fixed": 12, "val_broken": 10,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "profile", "words"),
+    [
+        (with_training(finetune_share=1.0), "smoke", "--profile dev"),
+        (with_training(finetune_share=1.0), "prod", "no profile is larger"),
+        ({**with_training(finetune_share=0.0), "output_mode": "hard_flip"}, "dev", "--profile prod"),
+    ],
+)
+def test_advice_that_is_followed_already_is_not_given(
+    round_directory: Left, config: dict[str, Any], profile: str, words: str
+) -> None:
+    found = diagnose_round(round_directory(config, **SAME), profile=profile)
+    assert found.cause == "no effect" and words in found.advice and "finetune_share" not in found.advice
+    assert found.change is None
+
+
+def test_network_that_changes_nothing_is_named(round_directory: Left) -> None:
+    unchanged = SAME | {"val_errors_predecoder": 100, "val_fixed": 0, "val_broken": 0}
+    assert "changed the outcome of no shot" in diagnose_round(round_directory(**unchanged)).what
+
+
+def test_losses_of_two_phases_are_not_mixed(round_directory: Left) -> None:
+    """A loss of fine-tuning that begins lower than that of training is no fall of the training loss."""
+    layout = round_directory(**SAME)
+    rows = [f"training,{n},{5.0 - 0.01 * n}" for n in range(20)] + [f"finetuning,{n},0.25" for n in range(20)]
+    atomic.write_text(layout.progress, "\n".join(["Phase,CumUpdates,lossAverage", *rows]))
+    assert "the loss of training fell by 4%; the loss of finetuning fell by 0%" in diagnose_round(layout).what
 
 
 def test_directory_without_metrics_is_an_aborted_round(tmp_path: Path) -> None:
