@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from autoqec import locate
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError, UsageError
+from autoqec.ideators import scripted_policies as scripted_policies  # registers scripted:expert and scripted:novice
 from autoqec.ideators import tpe
+from autoqec.ideators.bench import FALLBACK
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
 from autoqec.llm.errors import BudgetExceededError, LlmError
@@ -114,8 +116,12 @@ class BenchIdeators:
             self.fallback_rounds += proposal is None
             return proposal
 
-        # as in a run: TPE proposes if the model gives no usable answer
-        return Hybrid(answer) if name == "hybrid:llm" else lambda view: answer(view) or tpe.propose(view)
+        def answer_or_search(view: IdeatorView) -> Any:
+            """Propose as in a run: by TPE if the model gives no usable answer."""
+            proposal, search = answer(view), tpe.propose(view)
+            return proposal or search.model_copy(update={"source": f"{FALLBACK} {search.source}"})
+
+        return Hybrid(answer) if name == "hybrid:llm" else answer_or_search
 
     def _with_env(self, view: IdeatorView) -> IdeatorView:
         """Add the env to the view: prompts describe its code, the policy reads its size."""

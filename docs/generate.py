@@ -26,12 +26,14 @@ from autoqec.contracts import (
     job,
     messages,
     models,
+    notebook,
     pareto,
     profiles,
     provenance,
     recorded,
     round,
     settings,
+    trial,
     verdict,
 )
 from autoqec.contracts.base import Contract
@@ -58,6 +60,8 @@ MODULES = (
     board,
     recorded,
     models,
+    trial,
+    notebook,
     runtime,
 )
 MODELS: dict[str, type[Contract]] = {

@@ -70,6 +70,9 @@ class IdeatorAnswer(ModelOutput):
     )
     compose_mode: ComposeMode | None = None
     proposal: ModelConfig
+    code_change: str = Field(
+        default="", max_length=2000, description="if code may change: what the Coder changes; empty: only the config"
+    )
     source: SkipJsonSchema[str] = Field(default="", description="accepted and ignored: the model's name is recorded")
 
 

@@ -28,6 +28,9 @@ class IdeatorResponse(Contract):
         default=None, description="of a composition: merge only, or merge and edit"
     )
     proposal: dict[str, Any] = Field(description="the predecoder config that embodies the hypothesis")
+    code_change: str = Field(
+        default="", max_length=2000, description="what changes in the editable modules; empty: only the config"
+    )
     source: str = Field(default="", max_length=200, description="which ideator spoke, and from which state")
 
     @model_validator(mode="after")

@@ -102,6 +102,8 @@ class CoderView(Contract):
         default=None, description="of a composition: merge only, or merge and edit"
     )
     proposal: dict[str, Any] = Field(description="the proposed config")
+    fork_from: tuple[str, ...] = Field(default=(), description="branches of the parents; empty for the baseline")
+    code_change: str = Field(default="", description="what the Ideator wants to change in the code")
     modules: dict[str, str] = Field(
         default={}, description="name -> text of the editable modules; empty if only the config may change"
     )

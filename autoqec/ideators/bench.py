@@ -56,11 +56,17 @@ class SimulationSettings:
     slots: int = 1
 
 
+FALLBACK = "fallback"  # source of a proposal that replaces one that a model did not make
+
+
 @dataclass
 class SimulatedRun:
     """One simulated run: hypervolume, total seconds of training, seconds since the start, total dollars after a round.
 
     The seconds since the start are those at which the round is recorded; with one slot they are the training time.
+
+    Attributes:
+        built: Rounds whose proposal came from the strategy itself and built a network.
     """
 
     hypervolume: list[float] = field(default_factory=list)
@@ -68,6 +74,7 @@ class SimulatedRun:
     elapsed: list[float] = field(default_factory=list)
     dollars: list[float] = field(default_factory=list)
     verified: int = 0
+    built: int = 0
 
     def hypervolume_at(self, seconds: float) -> float:
         """Return the hypervolume of the rounds recorded within this time since the start."""
@@ -105,6 +112,8 @@ def simulate(
             history.append(row)
             pareto_points += [] if point is None else [point]
             run.verified += point is not None
+        own = response is not None and not response.source.startswith(FALLBACK)
+        run.built += own and history[-1]["status"] != "compile_error"
         took = table.entries[index].seconds if response is not None and params is not None else 0.0
         _add_times(run, took, settings.slots)
         run.dollars.append(spent_usd())

@@ -34,6 +34,9 @@ class Score:
         mean: Hypervolume averaged over rounds.
         at_equal_seconds: Hypervolume when half of the reference's time is over.
         gap: Final minus that of the reference on the same seeds, with the 95% interval `gap_low`, `gap_high`.
+        regret: Hypervolume of the reference minus that of this strategy, when both have spent half of the reference's
+            training time, with the 95% interval `regret_low`, `regret_high`.
+        built: Share of rounds whose proposal came from the strategy itself and built a network.
         verified: Verified rounds per run.
         seconds: Training time per run.
         dollars: Cost of the calls per run; NaN if a price is unknown.
@@ -50,6 +53,10 @@ class Score:
     gap: float
     gap_low: float
     gap_high: float
+    regret: float
+    regret_low: float
+    regret_high: float
+    built: float
     verified: float
     seconds: float
     dollars: float
@@ -195,6 +202,10 @@ def _score(
     final_shares = [run.hypervolume[-1] / unit for run in mine]
     gap, low, high = bench.paired_bootstrap(final_shares, [run.hypervolume[-1] / unit for run in reference])
     half = [run.elapsed[-1] / 2 for run in reference]
+    mine_at_half, reference_at_half = (
+        [run.hypervolume_at(limit) / unit for run, limit in zip(one, half, strict=True)] for one in (mine, reference)
+    )
+    regret, regret_low, regret_high = bench.paired_bootstrap(reference_at_half, mine_at_half)
     return Score(
         strategy=name,
         reference=reference_name,
@@ -203,12 +214,14 @@ def _score(
         rounds=settings.rounds,
         final=statistics.mean(final_shares),
         mean=statistics.mean(statistics.mean(run.hypervolume) / unit for run in mine),
-        at_equal_seconds=statistics.mean(
-            run.hypervolume_at(limit) / unit for run, limit in zip(mine, half, strict=True)
-        ),
+        at_equal_seconds=statistics.mean(mine_at_half),
         gap=gap,
         gap_low=low,
         gap_high=high,
+        regret=regret,
+        regret_low=regret_low,
+        regret_high=regret_high,
+        built=statistics.mean(run.built / settings.rounds for run in mine),
         verified=statistics.mean(run.verified for run in mine),
         seconds=statistics.mean(run.seconds[-1] for run in mine),
         dollars=statistics.mean(run.dollars[-1] for run in mine),

@@ -23,6 +23,12 @@ def sanitize(text: Any, limit: int) -> str:
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "…"
 
 
+def sanitize_lines(text: str, limit: int) -> str:
+    """Return the last `limit` characters of code or of a log, without control characters and directories."""
+    lines = ("".join(c if c.isprintable() else " " for c in line.expandtabs(4))[:200] for line in text.splitlines())
+    return _DIRECTORY.sub("", "\n".join(lines))[-limit:]
+
+
 def data_block(name: str, text: str) -> str:
     """`text` as a data block. The tag contains the hash of the text, so the text cannot close its own block."""
     tag = f"data-{hashlib.sha256(text.encode()).hexdigest()[:10]}"

@@ -1,20 +1,27 @@
-"""Base class of the roles that a language model takes: tool loop, one retry that shows the error, events."""
+"""Base class of the roles that a language model takes: tool loop, retries that show the error, events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
+from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.events import LlmCalled, LlmGivenUp, LlmRetried, LlmToolUsed, OnEvent, ignore
 from autoqec.errors import ContractError
 from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.llm_tools import ViewTools
+from autoqec.ideators.proposal_checks import BuildFailedError
 from autoqec.llm.base import LanguageModel, Message, Request, Response, tool_results
 from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmBadAnswerError, LlmError, LlmTruncatedError
 
+OnTurn = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
+R = TypeVar("R", bound=BaseModel)
 
-MAX_TOOL_TURNS = 6
+MAX_TOOL_TURNS = 10
+MAX_CALLS_PER_TURN = 8
 MAX_REJECTED_CHARS = 40_000  # of a rejected answer that the model is shown
 MAX_OUTPUT_TOKENS = 64_000  # of a retry after an answer that was cut off
 
@@ -25,28 +32,29 @@ class Role:
     Args:
         lm: The language model.
         on_event: Receives every event.
+        on_turn: Receives every turn: the model's answer, and the results of the tools that it called.
     """
 
     name = "agent"
 
-    def __init__(self, lm: LanguageModel, *, on_event: OnEvent | None = None) -> None:
-        self.lm = lm
+    def __init__(self, lm: LanguageModel, *, on_event: OnEvent | None = None, on_turn: OnTurn | None = None) -> None:
+        self.lm, self._on_turn = lm, on_turn
         self._on_event = ignore if on_event is None else on_event
 
     def _request_with_retry(
-        self, request: Request, check: Callable[[Any], T], tools: ViewTools | None = None
+        self, request: Request, check: Callable[[Any], T], tools: ViewTools | None = None, *, retries: int = 1
     ) -> T | None:
-        """Return `check(parsed answer)`, after one retry that shows the model its answer and the error.
+        """Return `check(parsed answer)`, after retries that show the model its rejected answers and the errors.
 
         Returns:
-            None if the second answer is rejected too, or there is none.
+            None if the last answer is rejected too, or there is none.
 
         Raises:
             BudgetExceededError: The caller decides what it means for the run.
             CassetteMissError: The same.
             LlmError: No call of this model can succeed (`is_permanent`).
         """
-        for is_retry in (False, True):
+        for attempt in range(retries + 1):
             response = None
             try:
                 response = self._run_tool_loop(request, tools)
@@ -54,7 +62,8 @@ class Role:
             except (BudgetExceededError, CassetteMissError):
                 raise
             except (LlmBadAnswerError, LlmTruncatedError, ContractError) as error:
-                self._on_event(LlmGivenUp(**self._about(error)) if is_retry else LlmRetried(**self._about(error)))
+                event = LlmGivenUp if attempt == retries else LlmRetried
+                self._on_event(event(**self._about(error)))
                 answer = response.text if response is not None else getattr(error, "answer", None)
                 request = _retry_request(request, error, answer)
             except LlmError as error:
@@ -72,11 +81,15 @@ class Role:
                 return response
             if tools is None or turn == MAX_TOOL_TURNS:
                 break
-            results, failed = {}, []
-            for call in response.tool_calls:
-                results[call.id], succeeded = tools.run(call)
+            results, failed = dict[str, str](), list[str]()
+            for number, call in enumerate(response.tool_calls):
+                if number < MAX_CALLS_PER_TURN:
+                    results[call.id], succeeded = tools.run(call)
+                else:
+                    results[call.id], succeeded = f"at most {MAX_CALLS_PER_TURN} calls are answered per turn", False
                 self._on_event(LlmToolUsed(role=self.name, tool=sanitize(call.name, 64), good=succeeded))
                 failed += [] if succeeded else [call.id]
+            self._keep_turn({"tool_results": results, "failed": failed})
             turns = (*request.messages, response.turn(), tool_results(results, failed=tuple(failed)))
             request = request.model_copy(update={"messages": turns})
         raise LlmBadAnswerError(f"no answer after {MAX_TOOL_TURNS} turns of tool calls")
@@ -91,16 +104,31 @@ class Role:
             duration_ms=response.duration_ms,
         )
         self._on_event(event)
+        self._keep_turn({"text": response.text, "tool_calls": [call.dump() for call in response.tool_calls]})
         return response
+
+    def _keep_turn(self, turn: dict[str, Any]) -> None:
+        if self._on_turn is not None:
+            self._on_turn({"role": self.name, **turn})
 
     def _about(self, error: Exception) -> dict[str, str]:
         return {"role": self.name, "error": type(error).__name__, "what": sanitize(error, 400)}
+
+
+def validated(kind: type[R], **fields: Any) -> R:
+    """Return an instance of `kind`. Raises ContractError with the first wrong field."""
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        raise ContractError(first_validation_error(error), location=kind.__name__) from error
 
 
 def _retry_request(request: Request, error: Exception, answer: str | None) -> Request:
     """Return the request with the rejected answer and the error, and more output tokens after a truncated one."""
     *before, last = request.messages
     notes = [data_block("why your last answer was rejected", sanitize(error, 600))]
+    if isinstance(error, BuildFailedError) and error.log:
+        notes.append(data_block("end of the traceback", error.log))
     if answer:
         notes.insert(0, data_block("your last answer", sanitize(answer, MAX_REJECTED_CHARS)))
     shown = "\n".join(notes)

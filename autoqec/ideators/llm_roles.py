@@ -6,31 +6,28 @@ the rule-based role then takes the round.
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from autoqec.contracts.answers import CoderAnswer, IdeatorAnswer
-from autoqec.contracts.base import first_validation_error
+from autoqec.contracts.answers import IdeatorAnswer
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
-from autoqec.contracts.env import Constraints
 from autoqec.contracts.events import OnEvent
-from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
+from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.round import RoundMetrics
-from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
+from autoqec.contracts.views import AnalystView, IdeatorView, RoundRow
 from autoqec.errors import ContractError
-from autoqec.ideators import analyst, coder, prompts
+from autoqec.ideators import analyst, prompts
 from autoqec.ideators.data_blocks import data_block, sanitize
-from autoqec.ideators.llm_role import Role
-from autoqec.ideators.llm_tools import TOOLS, ViewTools
-from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round
+from autoqec.ideators.llm_role import OnTurn, Role, validated
+from autoqec.ideators.notebook import Notebook, format_notebook
+from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round, parent_branches_of
+from autoqec.ideators.research_tools import ReadModules, ResearchSources, ResearchTools, Screen
 from autoqec.ideators.run_record import ReadCode, ReadEvidence, format_code, format_run_record
-from autoqec.ideators.view_text import budget_block, format_ideator_view, format_loss_curves, machine_block
+from autoqec.ideators.view_text import budget_block, format_ideator_view, format_loss_curves, machine_block, notes_block
 from autoqec.llm.base import LanguageModel, Message, Request
 from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.progress import read_loss_curves
@@ -62,6 +59,12 @@ class LlmIdeator(Role):
         budget_left: Returns what is left of each limit of the run, one line each.
         read_evidence: Reads what the files of a round say; with it, the model sees every recorded round in full.
         read_code: Reads the change of code of a branch; None if the run does not allow such changes.
+        code_of: Digest of the code of a branch, None for the baseline; with it, rounds with other code are no
+            duplicates.
+        read_modules: Reads the modules of a branch, "" for the baseline.
+        screen: Trains a proposal for a share of a round.
+        notebook: The lessons of the run.
+        on_turn: Receives every turn of the conversation.
     """
 
     name = "ideator"
@@ -77,15 +80,22 @@ class LlmIdeator(Role):
         budget_left: Callable[[], list[str]] | None = None,
         read_evidence: ReadEvidence | None = None,
         read_code: ReadCode | None = None,
+        code_of: Callable[[str | None], str] | None = None,
+        read_modules: ReadModules | None = None,
+        screen: Screen | None = None,
+        notebook: Notebook | None = None,
+        on_turn: OnTurn | None = None,
     ) -> None:
-        super().__init__(lm, on_event=on_event)
+        super().__init__(lm, on_event=on_event, on_turn=on_turn)
+        self._code_of = code_of
+        self._sources = ResearchSources(read_evidence, read_modules, screen, notebook)
         self._read_evidence, self._read_code = read_evidence, read_code
         self._predict_cost, self._use_tools = predict_cost, use_tools and lm.supports_tools
         self._machine, self._budget_left = machine, budget_left
 
     def __call__(self, view: IdeatorView) -> IdeatorResponse | None:
         """Propose the next round; None without a usable answer."""
-        tools = ViewTools(view, self._predict_cost) if self._use_tools else None
+        tools = ResearchTools(view, self._predict_cost, self._sources) if self._use_tools else None
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer), tools)
 
     def request(self, view: IdeatorView) -> Request:
@@ -94,128 +104,58 @@ class LlmIdeator(Role):
         Both have a bounded length for a run of any length.
         """
         record = format_run_record(view, self._read_evidence) if self._read_evidence else ()
+        earlier = notes_block(view)
+        lessons = self._sources.notebook.lessons() if self._sources.notebook is not None else []
+        notebook = format_notebook(lessons, view.history) if self._sources.notebook is not None else ""
         code = format_code(view, self._read_code) if self._read_code is not None else ""
         state = format_ideator_view(view, with_rounds=not record)
-        turn = "\n".join(filter(None, (code, state, "Propose the next round.")))
+        turn = "\n".join(filter(None, (code, notebook, state, "Propose the next round.")))
         aside = [machine_block(self._machine())] if self._machine is not None else []
         aside += [budget_block(self._budget_left())] if self._budget_left is not None else []
         return Request(
             role=self.name,
             system=prompts.ideator_prompt(view, code_may_change=self._read_code is not None),
             messages=(Message(role="user", content=turn),),
-            context=record,
+            context=(*([earlier] if earlier else []), *record),
             aside="\n".join(filter(None, aside)),
             output=IdeatorAnswer,
-            tools=TOOLS if self._use_tools else (),
+            tools=self._sources.tools() if self._use_tools else (),
         )
 
     def _response(self, view: IdeatorView, answer: IdeatorAnswer) -> IdeatorResponse:
         """Return the answer as IdeatorResponse. Raises ContractError for invalid parents, config or cost."""
-        parents = _parent_branches(view, answer.fork_from)
+        parents = parent_branches_of(view, answer.fork_from)
         proposal = apply_pins(answer.proposal.config(), view.pins)
-        dsl = parse_dsl(proposal)
-        duplicate_round = find_duplicate_round(view, dsl)
-        if duplicate_round is not None:
-            message = f"this is equivalent to round {duplicate_round}; change a key that has an effect"
-            raise ContractError(message, location="proposal")
-        if self._predict_cost is not None:
-            check_cost(dsl, self._predict_cost, view.env.constraints if view.env else None)
-        return _validated(
+        if answer.code_change and self._read_code is None:
+            raise ContractError("this run does not allow changes of code", location="code_change")
+        if not answer.code_change:  # with a change, the Coder's answer is checked
+            self._check_config(view, parse_dsl(proposal), parents)
+        return validated(
             IdeatorResponse,
             hypothesis=sanitize(answer.hypothesis, 400),
             slug=answer.slug,
             fork_from="baseline" if not parents else parents[0] if len(parents) == 1 else parents,
             compose_mode=answer.compose_mode,
             proposal=proposal,
+            code_change=sanitize(answer.code_change, 2000),
             source=f"llm {self.lm.model}"[:200],
         )
 
+    def _check_config(self, view: IdeatorView, dsl: PredecoderDSL, parents: tuple[str, ...]) -> None:
+        """Raise ContractError for a config that was measured with the same code, or that exceeds the env's limits."""
+        code_of, code, baseline = self._code_of, "", ""
+        if code_of is not None and len(parents) < 2:
+            code, baseline = code_of(parents[0] if parents else None), code_of(None)
 
-def _parent_branches(view: IdeatorView, fork_from: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Return the branches of the parents, each named by round number or by branch; () for the baseline."""
-    if fork_from in ((), ("baseline",)):
-        return ()
-    branches: dict[int | str, str | None] = {row["round"]: row["branch"] for row in view.history if row.get("forkable")}
-    chosen = []
-    for parent in fork_from:
-        branch = parent if parent in branches.values() else branches.get(parent)
-        if branch is None:
-            forkable = ", ".join(map(str, sorted(branches))) or "none"
-            named = f"round {parent}" if isinstance(parent, int) else repr(parent)
-            raise ContractError(f"{named} is not forkable; forkable rounds: {forkable}", location="fork_from")
-        chosen.append(str(branch))
-    if len(set(chosen)) != len(chosen):
-        raise ContractError("a parent is named twice", location="fork_from")
-    return tuple(chosen)
+        def has_same_code(row: RoundRow) -> bool:
+            return code_of is None or len(parents) > 1 or code_of(row["branch"]) == code
 
-
-class LlmCoder(Role):
-    """Turns the proposal of a `CoderView` into config and edits.
-
-    The view has the text of the editable modules if the model may edit code.
-
-    Args:
-        lm: The language model.
-        on_event: Receives every event.
-        predict_cost: Cost of a config; checked if the answer leaves the code as it is.
-        constraints: The env's limits that the cost must keep.
-    """
-
-    name = "coder"
-
-    def __init__(
-        self,
-        lm: LanguageModel,
-        *,
-        on_event: OnEvent | None = None,
-        predict_cost: PredictCost | None = None,
-        constraints: Constraints | None = None,
-    ) -> None:
-        super().__init__(lm, on_event=on_event)
-        self._predict_cost, self._constraints = predict_cost, constraints
-
-    def __call__(self, view: CoderView) -> CoderResponse | None:
-        """Write config and edits; None without a usable answer."""
-        if view.compose_mode == "pure":
-            return coder.code(view)  # git merges the branches: there is nothing to write
-        return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer))
-
-    def request(self, view: CoderView) -> Request:
-        """Return the prompt for a view, with as much of the editable code as fits."""
-        task = {"hypothesis": sanitize(view.hypothesis, 400), "proposal": view.proposal}
-        blocks = [data_block("task", json.dumps(task, indent=1, sort_keys=True))]
-        remaining = MAX_SOURCE_CHARS
-        for name, text in sorted(view.modules.items()):
-            if name.endswith(".py") and len(text) <= remaining:
-                blocks.append(data_block(sanitize(name, 120), text))
-                remaining -= len(text)
-        turn = "\n".join([*blocks, "Write the config, and the edits if it needs any."])
-        return Request(
-            role=self.name,
-            system=(prompts.CODER_PROMPT, *([_custom_fn_protocol()] if view.modules else [])),
-            messages=(Message(role="user", content=turn),),
-            output=CoderAnswer,
-            max_tokens=32_000 if view.modules else 8192,
-        )
-
-    def _response(self, view: CoderView, answer: CoderAnswer) -> CoderResponse:
-        """Return the answer with the config file written from its config; its edits are Python files that parse."""
-        default_response = coder.code(view.model_copy(update={"proposal": answer.dsl_config.config()}))
-        if answer.edits and not view.modules:
-            raise ContractError("this run does not allow edits of code", location="edits")
-        for edit in answer.edits:
-            _check_edit(edit)
-        paths = [edit.path for edit in answer.edits]
-        if len(set(paths)) != len(paths):
-            raise ContractError("a file is edited twice", location="edits")
-        if self._predict_cost is not None and not view.modules:
-            check_cost(PredecoderDSL.model_validate(default_response.dsl_config), self._predict_cost, self._constraints)
-        return _validated(
-            CoderResponse,
-            dsl_config=default_response.dsl_config,
-            edits=(*default_response.edits, *answer.edits),
-            commit_message=sanitize(answer.commit_message, 400),
-        )
+        duplicate_round = find_duplicate_round(view, dsl, has_same_code=has_same_code)
+        if duplicate_round is not None:
+            message = f"this is equivalent to round {duplicate_round}; change a key that has an effect"
+            raise ContractError(message, location="proposal")
+        if self._predict_cost is not None and code == baseline:  # the package's modules say nothing about other code
+            check_cost(dsl, self._predict_cost, view.env.constraints if view.env else None)
 
 
 class LlmAnalyst(Role):
@@ -253,43 +193,13 @@ class LlmAnalyst(Role):
         status = read_metrics(view.metrics_path).status
         if answer.verdict == "candidate" and status != "ok":
             raise ContractError(f"a round that ended as {status} cannot be nominated", location="verdict")
-        return _validated(
+        return validated(
             AnalystResponse,
             verdict=answer.verdict,
             summary_1line=sanitize(answer.summary_1line, 400),
             analysis="\n".join(sanitize(line, 4000) for line in answer.analysis.splitlines())[:4000],
             next_hypothesis_seed=sanitize(answer.next_hypothesis_seed, 400),
         )
-
-
-def _validated(kind: type[R], **fields: Any) -> R:
-    try:
-        return kind(**fields)
-    except ValidationError as error:
-        raise ContractError(first_validation_error(error), location=kind.__name__) from error
-
-
-def _custom_fn_protocol() -> str:
-    from autoqec.decoders import custom_fn  # loads torch
-
-    imports, classes = ", ".join(sorted(custom_fn.ALLOWED_IMPORTS)), ", ".join(custom_fn.CUSTOM_CLASSES)
-    return (
-        f"{custom_fn.__doc__}\nThe lint of {custom_fn.FILE} allows imports, functions and classes at module level "
-        f"({classes} are those that a config can select) and these imports alone: {imports}."
-    )
-
-
-def _check_edit(edit: FileEdit) -> None:
-    from autoqec.decoders import custom_fn
-
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,60}\.py", edit.path):
-        raise ContractError(f"{edit.path!r} is not a Python file of the editable modules", location="edits.path")
-    try:
-        ast.parse(edit.text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ContractError(f"{edit.path} does not parse: {error}", location="edits.text") from None
-    if edit.path == custom_fn.FILE:
-        custom_fn.lint(edit.text)
 
 
 def _metrics_json(metrics: RoundMetrics) -> str:

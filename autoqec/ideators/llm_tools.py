@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.verdict import Verdict
 from autoqec.contracts.views import IdeatorView
-from autoqec.errors import AutoqecError, ContractError
+from autoqec.errors import AutoqecError, ContractError, StorageError
 from autoqec.ideators import space, view_text
 from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
 from autoqec.ideators.limits import exceeded_limits
@@ -18,41 +19,47 @@ from autoqec.llm.base import Tool, ToolCall
 MAX_RESULT_CHARS = 3000
 MAX_ROWS = 20
 
-_INTEGER = {"type": "integer"}
+Handler = Callable[[dict[str, Any]], str]
+INTEGER = {"type": "integer"}
+
+
+def tool(
+    name: str, description: str, properties: Mapping[str, Any], *, required: tuple[str, ...] | None = None
+) -> Tool:
+    """Return a tool with a closed schema.
+
+    Args:
+        name: Its name.
+        description: What it does, for the model.
+        properties: Schema of each argument.
+        required: Names of required arguments; None for all.
+    """
+    names = list(properties) if required is None else list(required)
+    schema = {"type": "object", "properties": dict(properties), "required": names, "additionalProperties": False}
+    return Tool(name=name, description=description, input_schema=schema)
+
+
 TOOLS = (
-    Tool(
-        name="query_history",
-        description=f"Rounds of this run, newest first, at most {MAX_ROWS}. Every filter is optional.",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "rounds": {"type": "array", "items": _INTEGER},
-                "status": {"type": "string", "description": "ok, compile_error, train_error, killed_by_safety …"},
-                "verdict": {"type": "string", "enum": list(get_args(Verdict))},
-                "family": {"type": "string"},
-            },
-            "additionalProperties": False,
+    tool(
+        "query_history",
+        f"Rounds of this run, newest first, at most {MAX_ROWS}. Every filter is optional.",
+        {
+            "rounds": {"type": "array", "items": INTEGER},
+            "status": {"type": "string", "description": "ok, compile_error, train_error, killed_by_safety …"},
+            "verdict": {"type": "string", "enum": list(get_args(Verdict))},
+            "family": {"type": "string"},
         },
+        required=(),
     ),
-    Tool(
-        name="diff",
-        description="Config keys in which round `other` differs from round `one`; 0 is the baseline.",
-        input_schema={
-            "type": "object",
-            "properties": {"one": _INTEGER, "other": _INTEGER},
-            "required": ["one", "other"],
-            "additionalProperties": False,
-        },
+    tool(
+        "diff",
+        "Config keys in which round `other` differs from round `one`; 0 is the baseline.",
+        {"one": INTEGER, "other": INTEGER},
     ),
-    Tool(
-        name="check_proposal",
-        description="Whether a predecoder config is valid and new, and what it would cost.",
-        input_schema={
-            "type": "object",
-            "properties": {"proposal": {"type": "object"}},
-            "required": ["proposal"],
-            "additionalProperties": False,
-        },
+    tool(
+        "check_proposal",
+        "Whether a predecoder config is valid and new, and what it would cost.",
+        {"proposal": {"type": "object"}},
     ),
 )
 
@@ -69,17 +76,23 @@ class ViewTools:
         self._view, self._predict_cost = view, predict_cost
         self._names = view_text.round_numbers(view)
 
+    def handlers(self) -> dict[str, Handler]:
+        """Return the function of each tool."""
+        return {"query_history": self._history, "diff": self._diff, "check_proposal": self._check}
+
     def run(self, call: ToolCall) -> tuple[str, bool]:
         """Answer a call. A faulty call is answered with the reason; nothing is raised.
 
         Returns:
             The text for the model, and whether the call succeeded.
         """
-        known = {"query_history": self._history, "diff": self._diff, "check_proposal": self._check}
+        known = self.handlers()
         if call.name not in known:
             return f"unknown tool {sanitize(call.name, 64)!r}; known tools: {', '.join(known)}", False
         try:
             return data_block(call.name, known[call.name](call.input)), True
+        except StorageError:
+            raise  # of this machine, not of the call
         except (AutoqecError, KeyError, TypeError, ValueError) as error:
             return sanitize(f"{call.name}: {error}", 400), False
 

@@ -34,6 +34,7 @@ BASELINES = {
 CODER_PROMPT = f"""You are the Coder. Turn the hypothesis into the config of the predecoder and, where the config cannot
 express it, into whole-file edits of the editable modules (flat Python files, one architecture per file).
 The config file is written from `dsl_config`; do not edit it. Leave `edits` empty if the config says it all.
+Config and code are built and take one training step before the round is spent; what fails comes back to you.
 Edited code may import torch and the other editable modules. It must not access files, network, clock or environment
 variables, and it keeps the names and signatures that other files use.
 {_RULES}"""
@@ -52,9 +53,13 @@ rounds only where a finding names them. If the findings do not suffice for a con
 
 
 _CODE_FACT = (
-    "Code may change, too: the Coder reads your hypothesis and can edit the modules of the networks. If no key "
-    "expresses an idea, state the change of code in the hypothesis and propose the config that uses it; `custom` as "
-    "`head`, `message_fn` or `aggregation` selects a class that the Coder writes into custom_fn.py."
+    "Code may change, too: the Coder writes what `code_change` describes and proposes it with the config, which may "
+    "then be that of an earlier round. `custom` as `head`, `message_fn` or `aggregation` selects a class that the "
+    "Coder writes into custom_fn.py. Code that does not build is repaired before the round is spent."
+)
+_METHOD_FACT = (
+    "Work like a scientist: read what was measured before you propose, note what the run has shown with write_lesson, "
+    "and do not repeat an idea that failed without a new reason."
 )
 
 
@@ -118,4 +123,5 @@ def _facts(env: EnvSpec, inputs: str) -> list[str]:
         "figures are evidence.",
         "Training has a fixed budget of shots and operations: a larger network takes fewer steps.",
         "Change few keys at a time, and state the difference that the round will show.",
+        _METHOD_FACT,
     ]

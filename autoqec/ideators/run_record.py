@@ -13,7 +13,7 @@ from typing import Any
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import space
-from autoqec.ideators.data_blocks import data_block, sanitize
+from autoqec.ideators.data_blocks import data_block, sanitize, sanitize_lines
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.ideators.view_text import describe_config, format_loss_curves, format_parents, round_line, round_numbers
 from autoqec.qec.stats import validation_effect
@@ -91,6 +91,12 @@ def format_run_record(view: IdeatorView, read_evidence: ReadEvidence) -> tuple[s
     return (*summary, *(data_block(f"round {row['round']}", paragraph(row)) for row in detailed))
 
 
+def describe_round(view: IdeatorView, row: RoundRow, evidence: RoundEvidence) -> str:
+    """Return the paragraph of one round of a view."""
+    by_branch: dict[str | None, RoundRow] = {one["branch"]: one for one in _recorded(view) if one.get("branch")}
+    return _paragraph(row, round_numbers(view), by_branch, evidence)
+
+
 def format_code(view: IdeatorView, read_code: ReadCode) -> str:
     """Return the code of the best verified round against the baseline, and that of the last round against its parent.
 
@@ -112,8 +118,8 @@ def format_code(view: IdeatorView, read_code: ReadCode) -> str:
         if parent is not None or last is not best:
             name = f"code of round {last['round']}, the last, as a diff against its parent"
             blocks.append((f"{name} {format_parents(parent or 'baseline', names)}", last["branch"], parent))
-    texts = [(name, sanitize_code(read_code(branch, against), MAX_CODE_CHARS)) for name, branch, against in blocks]
-    return "\n".join(data_block(name, text) for name, text in texts if text)
+    texts = [(name, read_code(branch, against)[:MAX_CODE_CHARS]) for name, branch, against in blocks]
+    return "\n".join(data_block(name, sanitize_lines(text, MAX_CODE_CHARS)) for name, text in texts if text)
 
 
 def _recorded(view: IdeatorView) -> list[RoundRow]:
@@ -185,12 +191,6 @@ def _gain(effect: PairedEffect) -> str:
         return f"{sanitize(effect.reference, 60)}: {shots}"
     interval = f"[{effect.relative_low:.1%}, {effect.relative_high:.1%}]"
     return f"{sanitize(effect.reference, 60)}: {effect.relative:.1%} {interval}, {shots}"
-
-
-def sanitize_code(text: str, limit: int) -> str:
-    """Return lines of code without control characters, cut to `limit` characters; indentation stays."""
-    lines = ("".join(c if c.isprintable() else " " for c in line.expandtabs(4))[:200] for line in text.splitlines())
-    return "\n".join(lines)[:limit]
 
 
 def _last_that_fit(paragraphs: Sequence[str], limit: int) -> str:

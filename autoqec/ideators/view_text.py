@@ -23,6 +23,7 @@ from autoqec.store.progress import LossCurve
 _SHOWN_OF_PROFILE = {"name", "train_shots", "finetune_shots", "train_gflops", "val_shots"}
 
 _ROUND_SECTIONS = ("verified, best first", "last rounds, newest first")
+MAX_NOTES_CHARS = 6_000
 MAX_VIEW_CHARS = 4600  # keeps the prompt, with knowledge and schema but without the record of the run, below 5k tokens
 
 
@@ -103,7 +104,6 @@ def format_ideator_view(view: IdeatorView, *, with_rounds: bool = True, limit: i
             500,
         ),
         ("state of the search", _lines(view.sampler), 500),
-        ("notes from earlier runs", _lines(view.notes), 900),
     ]
     blocks: list[str] = []
     for name, lines, share in sections:
@@ -143,6 +143,12 @@ def machine_block(state: dict[str, Any]) -> str:
         lines.append(f"{state['killed_by_safety']} rounds were stopped by a resource limit")
     timed = [f"{params}: {seconds:.3g} s" for params, seconds in (state.get("params_vs_time") or [])[:-9:-1]]
     return data_block("machine, and number of parameters: seconds of the last rounds", fit_lines([*lines, *timed], 500))
+
+
+def notes_block(view: IdeatorView) -> str:
+    """What earlier runs learned as a data block, the same in every round of a run; empty without notes."""
+    text = fit_lines(_lines(view.notes), MAX_NOTES_CHARS)
+    return data_block("notes from earlier runs", text) if text else ""
 
 
 def budget_block(lines: Sequence[str]) -> str:

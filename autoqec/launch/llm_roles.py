@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import defaultdict
@@ -18,11 +19,14 @@ from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import ContractError, UsageError
 from autoqec.launch.budget_left import remaining
 from autoqec.launch.role_options import RoleOptions
+from autoqec.launch.trials import Trials
 from autoqec.llm.config import get_lm_client, round_timeout_s
-from autoqec.llm.deadline import calls_end_within
+from autoqec.llm.deadline import call_deadline, calls_end_within
 from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError
+from autoqec.llm.redact import redact_value
 from autoqec.reporting.machine_state import round_statistics
 from autoqec.reporting.predict_cost import predict_cost
+from autoqec.store import atomic, jsonl
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES
 from autoqec.system import machine
 
@@ -51,6 +55,8 @@ class LlmRoles:
         layout = run.layout
         if choice.cassette is not None and choice.cassette.resolve() != layout.cassette:
             shutil.copyfile(choice.cassette, layout.cassette)  # the archive of a run contains its cassette
+        recorded = None if choice.cassette is None else choice.cassette.resolve().with_name(layout.trials.name)
+        self.trials = Trials(run, self._latest_attempt, recorded)
         cassette_file = CassetteFile(layout.cassette, "record" if choice.cassette is None else "replay")
         tokens = None if choice.max_tokens is None else int(choice.max_tokens)
         self._ledger: Ledger = Ledger(layout.ledger, max_usd=choice.max_usd, max_tokens=tokens)
@@ -62,6 +68,7 @@ class LlmRoles:
     def ideator(self) -> Callable[[IdeatorView], IdeatorResponse | None]:
         """Return the Ideator."""
         from autoqec.ideators.llm_roles import LlmIdeator
+        from autoqec.ideators.notebook import Notebook
         from autoqec.ideators.run_record import evidence_reader
 
         lm, checkpoint = self._clients["ideator"], self._choice.ideator_memory
@@ -71,6 +78,7 @@ class LlmRoles:
             agent = checkpoint_agents.ideator(checkpoint, lm)
             return self._with_ledger("ideator", self._with_fallback("ideator", agent))
         cost = partial(predict_cost, self._run.env_text)
+        code_may_change = self._choice.open_modules and "coder" in self._choice.models
         role = LlmIdeator(
             lm,
             on_event=self._on_event,
@@ -78,7 +86,12 @@ class LlmRoles:
             machine=self._machine(),
             budget_left=self._budget_left,
             read_evidence=evidence_reader(self._run.layout),
-            read_code=self._code_change if self._choice.open_modules else None,
+            read_code=self._code_change if code_may_change else None,
+            code_of=self.trials.code_of if code_may_change else None,
+            read_modules=self.trials.modules_of,
+            screen=self.trials.screen,
+            notebook=Notebook(self._run.layout.notebook),
+            on_turn=self._keep_turn,
         )
         return self._with_ledger("ideator", self._with_run_memory(role))
 
@@ -143,13 +156,18 @@ class LlmRoles:
 
     def coder(self) -> Callable[[CoderView], CoderResponse | None]:
         """Return the Coder."""
-        from autoqec.ideators.llm_roles import LlmCoder
+        from autoqec.ideators.llm_coder import LlmCoder
 
-        cost = partial(predict_cost, self._run.env_text)
-        limits = self._run.env.constraints
-        return self._with_ledger(
-            "coder", LlmCoder(self._clients["coder"], on_event=self._on_event, predict_cost=cost, constraints=limits)
+        role = LlmCoder(
+            self._clients["coder"],
+            on_event=self._on_event,
+            predict_cost=partial(predict_cost, self._run.env_text),
+            constraints=self._run.env.constraints,
+            check_build=self.trials.check,
+            find_duplicate=self.trials.find_duplicate,
+            on_turn=self._keep_turn,
         )
+        return self._with_ledger("coder", role)
 
     def analyst(self) -> Callable[[AnalystView], AnalystResponse | None]:
         """Return the Analyst."""
@@ -161,7 +179,7 @@ class LlmRoles:
 
             agent = checkpoint_agents.analyst(checkpoint, lm)
             return self._with_ledger("analyst", self._with_fallback("analyst", agent))
-        return self._with_ledger("analyst", LlmAnalyst(lm, on_event=self._on_event))
+        return self._with_ledger("analyst", LlmAnalyst(lm, on_event=self._on_event, on_turn=self._keep_turn))
 
     def _with_ledger(self, name: str, role: Callable[[V], R | None]) -> Callable[[V], R | None]:
         """Book the calls of a role under the attempt of its round, and end them with the round's time limit.
@@ -191,19 +209,29 @@ class LlmRoles:
 
     @contextmanager
     def _time_limit(self, attempt: str) -> Iterator[None]:
-        """End the calls inside the block when those of the attempt have taken `round_timeout_s` in total."""
-        start = time.monotonic()
-        with calls_end_within(self._round_timeout_s - self._model_seconds[attempt]):
+        """End the calls of the block when those of the attempt took `round_timeout_s`; trials do not count."""
+        limit = self._round_timeout_s - self._model_seconds[attempt]
+        with calls_end_within(limit):
             try:
                 yield
             finally:
-                self._model_seconds[attempt] += time.monotonic() - start
+                self._model_seconds[attempt] += limit - (call_deadline(math.inf) - time.monotonic())
 
     def _attempt(self, view: IdeatorView | CoderView | AnalystView) -> str:
         """Return the attempt of a view: the Analyst's by its directory, otherwise the latest."""
-        begun_lines = [line for line in self._run.memory.history.attempts() if isinstance(line, Begun)]
-        round_dir = view.round_dir if isinstance(view, AnalystView) else None
-        matching = [
-            line for line in begun_lines if round_dir and self._run.layout.round(line.round).dir == Path(round_dir)
-        ]
-        return (matching or begun_lines)[-1].round_attempt_id
+        if not isinstance(view, AnalystView):
+            return self._latest_attempt().round_attempt_id
+        matching = [line for line in self._attempts() if self._run.layout.round(line.round).dir == Path(view.round_dir)]
+        return (matching[-1] if matching else self._latest_attempt()).round_attempt_id
+
+    def _attempts(self) -> list[Begun]:
+        return [line for line in self._run.memory.history.attempts() if isinstance(line, Begun)]
+
+    def _keep_turn(self, turn: dict[str, Any]) -> None:
+        """Append a turn of a model to the transcript of the latest round."""
+        layout = self._run.layout.round(self._latest_attempt().round)
+        atomic.make_dir(layout.dir)
+        jsonl.append(layout.transcript, redact_value(turn))
+
+    def _latest_attempt(self) -> Begun:
+        return self._attempts()[-1]

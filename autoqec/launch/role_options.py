@@ -11,6 +11,7 @@ from autoqec import locate
 from autoqec.contracts.pins import validate_pins
 from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import ContractError, UsageError
+from autoqec.ideators import scripted_policies as scripted_policies  # registers scripted:expert and scripted:novice
 from autoqec.ideators.replay import ReplayIdeator
 from autoqec.llm.base import Effort
 from autoqec.llm.config import LMConfig, get_lm_client, require_price, role_config

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from autoqec.contracts.events import OnEvent
 from autoqec.ideators import analyst, coder
 from autoqec.ideators.hybrid import Hybrid
+from autoqec.ideators.notebook import current_lessons
 from autoqec.ideators.replay import ReplayIdeator
 from autoqec.launch.llm_roles import LlmRoles
 from autoqec.launch.role_options import RoleOptions, load_replay
@@ -24,9 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunBudget(Budget):
-    """The budget of the loop with one more stop condition, which returns the reason or None."""
+    """The budget of the loop with one more stop condition, which returns the reason or None.
+
+    Attributes:
+        stop_condition: Called before every round.
+        extra_hours: Compute hours that the rows of the run do not contain: those of trials.
+    """
 
     stop_condition: Callable[[RunState], str | None] = field(default=lambda state: None)
+    extra_hours: Callable[[], float] = field(default=lambda: 0.0)
+
+    def used_hours(self, state: RunState, kind: str) -> float:
+        """Return the hours of all rounds and trials."""
+        return super().used_hours(state, kind) + (0.0 if kind == "gpu" else self.extra_hours())
 
     def exhausted(self, state: RunState, elapsed_s: float, n_running: int = 0) -> str | None:
         """Return the limit that is reached; None if there is none."""
@@ -34,12 +45,13 @@ class RunBudget(Budget):
 
 
 def learn(choice: RoleOptions, run: Run) -> int:
-    """Add the rounds of a run to `choice.memory`, each once; return how many were new."""
+    """Add the rounds and lessons of a run to `choice.memory`, each once; return how many were new."""
     if choice.memory is None:
         return 0
     from autoqec.continual.runtime.run_memory import CrossRunMemory
 
-    return CrossRunMemory(choice.memory).learn(run.info.run_id, run.env, run.memory.history.rows())
+    lessons = current_lessons(run.layout.notebook)
+    return CrossRunMemory(choice.memory).learn(run.info.run_id, run.env, run.memory.history.rows(), lessons)
 
 
 def build_roles(
@@ -65,7 +77,9 @@ def build_roles(
             analyst=models.analyst() if "analyst" in choice.models else analyst.analyse,
             open_modules=choice.open_modules and "coder" in choice.models,
         ),
-        RunBudget(**limits, stop_condition=lambda state: models.budget_message),
+        RunBudget(
+            **limits, stop_condition=lambda state: models.budget_message, extra_hours=lambda: models.trials.hours
+        ),
     )
 
 

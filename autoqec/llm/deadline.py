@@ -24,3 +24,13 @@ def calls_end_within(seconds: float) -> Iterator[None]:
         yield
     finally:
         _round_deadline.reset(token)
+
+
+@contextmanager
+def time_not_counted() -> Iterator[None]:
+    """Move the limit of the round by the time that the block takes: work of this machine between two calls."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        _round_deadline.set(_round_deadline.get() + time.monotonic() - start)

@@ -60,13 +60,17 @@ class Budget(RunLimits):
             return hours_exhausted
         for kind in ("compute", "cpu", "gpu"):
             limit = getattr(self, f"{kind}_hours")
-            used = 0.0 if limit is None else used_hours(state, kind)
+            used = 0.0 if limit is None else self.used_hours(state, kind)
             if limit is not None and used >= limit:
                 return f"{used:.2f} of {limit:g} {kind} hours"
         unchanged_rounds = rounds_since_front_change(state) if self.plateau is not None else 0
         if self.plateau is not None and unchanged_rounds >= self.plateau:
             return f"plateau: no change of the Pareto front in {unchanged_rounds} rounds"
         return None
+
+    def used_hours(self, state: RunState, kind: str) -> float:
+        """Return the hours that count for the limit of a kind: compute, cpu or gpu."""
+        return used_hours(state, kind)
 
     def hours_exhausted(self, elapsed_s: float) -> str | None:
         """Return a description of the wall-clock limit if it is reached; it does not depend on the history."""

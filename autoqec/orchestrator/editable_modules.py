@@ -1,4 +1,4 @@
-"""Checkout of the editable modules of a recorded round, for later use of its checkpoint."""
+"""The editable modules of a commit: as texts, and checked out for later use of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ from autoqec.store.history import History
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout
 from autoqec.system.git import Repo
 from autoqec.system.scratch import scratch
+
+
+def read_modules(repo: Repo, commit: str) -> dict[str, str]:
+    """Return name -> text of the editable modules of a commit, the config file included."""
+    entries = [entry for entry in repo.ls_tree(commit, EDITABLE_MODULES) if entry.regular]
+    blobs = repo.objects([entry.oid for entry in entries])
+    return {
+        entry.path.removeprefix(f"{EDITABLE_MODULES}/"): blob[1].decode("utf-8", "replace")
+        for entry, blob in zip(entries, blobs, strict=True)
+        if blob is not None
+    }
 
 
 @contextmanager

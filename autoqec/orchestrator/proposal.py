@@ -10,10 +10,10 @@ from autoqec.contracts.timing import utc_now
 from autoqec.contracts.views import CoderView
 from autoqec.errors import ContractError, RoundError
 from autoqec.ideators import coder
+from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.run import Run, search
 from autoqec.store.attempt_state import Attempt
-from autoqec.store.layout import EDITABLE_MODULES
 from autoqec.store.run_state import RoundState
 
 
@@ -28,9 +28,13 @@ def plan_round(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list
     except ContractError as error:
         raise RoundError("compile_error", f"the ideator's reply: {error}", cause="bad config") from error
     failpoint("ideated")
-    bases = [_base_commit(run, parent) for parent in parent_rounds(run, parent_branches(proposal.fork_from))]
+    bases = _base_commits(run, proposal)
     try:
         edits = _request_edits(run, proposal, bases)
+        if edits is None:  # without its code, the proposal is not what the Ideator meant
+            proposal = _apply_pins(run, search("tpe")(view))
+            bases = _base_commits(run, proposal)
+            edits = coder.code(_coder_view(run, proposal, bases))
     except ContractError as error:
         raise RoundError("compile_error", f"the coder's reply: {error}", cause="bad config") from error
     planned = Planned(
@@ -47,25 +51,29 @@ def plan_round(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list
     return planned, edits, bases[1:]
 
 
-def _request_edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderResponse:
-    modules: dict[str, str] = {}
-    if run.roles.open_modules:
-        base = bases[0] if bases else run.info.baseline_sha
-        entries = [entry for entry in run.repo.ls_tree(base, EDITABLE_MODULES) if entry.regular]
-        blobs = run.repo.objects([entry.oid for entry in entries])
-        modules = {
-            entry.path.removeprefix(f"{EDITABLE_MODULES}/"): blob[1].decode("utf-8", "replace")
-            for entry, blob in zip(entries, blobs, strict=True)
-            if blob is not None
-        }
-    view = CoderView(
+def _base_commits(run: Run, proposal: IdeatorResponse) -> list[str]:
+    return [_base_commit(run, parent) for parent in parent_rounds(run, parent_branches(proposal.fork_from))]
+
+
+def _coder_view(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderView:
+    base = bases[0] if bases else run.info.baseline_sha
+    return CoderView(
         hypothesis=proposal.hypothesis,
         slug=proposal.slug,
         compose_mode=proposal.compose_mode,
         proposal=proposal.proposal,
-        modules=modules,
+        fork_from=parent_branches(proposal.fork_from),
+        code_change=proposal.code_change,
+        modules=read_modules(run.repo, base) if run.roles.open_modules else {},
     )
-    response = run.roles.coder(view) or coder.code(view)
+
+
+def _request_edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderResponse | None:
+    """Return the Coder's answer with the run's pins; None if there is none for a proposal that changes code."""
+    view = _coder_view(run, proposal, bases)
+    response = run.roles.coder(view) or (None if proposal.code_change else coder.code(view))
+    if response is None:
+        return None
     config = apply_pins(response.dsl_config, run.info.pins)
     if config == response.dsl_config:
         return response

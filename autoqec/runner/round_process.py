@@ -27,7 +27,7 @@ from autoqec.store.run_log import LOGGER
 from autoqec.system import sandbox
 from autoqec.system.process import child
 
-LOG_TAIL_BYTES = 2_000
+LOG_TAIL_BYTES = 8_000
 MAX_PROCESSES = 64
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES",)  # which GPUs are this job's; SLURM sets it
 CAUSES: dict[child.LimitName, FailureCause] = {
@@ -41,9 +41,10 @@ KEPT_SNAPSHOT_MODES = ("all", "gap")  # snapshots of other modes are kept only o
 
 @dataclass(frozen=True)
 class ChildOutcome:
-    """How the child process ended, and the files kept of it."""
+    """How the child process ended, the files kept of it, and the end of its output."""
 
     result: ChildResult
+    log_tail: str = ""
     artifacts: list[Artifact] = field(default_factory=list)
     rss_peak_gb: float | None = None
     sandbox: dict[str, Any] = field(default_factory=dict)
@@ -124,6 +125,7 @@ def _run_child(
         kept, child_result = _collect_result(process_result, out, log, layout, spec)
         return ChildOutcome(
             child_result,
+            log_tail(log),
             kept,
             round(process_result.rss_peak_gb, 4),
             {"tier": wrapped.sandbox_backend},
@@ -217,14 +219,19 @@ def failed_result(
     return ChildResult(status=status, reason=one_line(reason), cause=cause, train_wallclock_s=seconds)
 
 
-def last_log_line(log: Path) -> str:
-    """Return `: <last line>` of the child's output, or an empty string."""
+def log_tail(log: Path) -> str:
+    """Return the end of the child's output; an empty string if there is none."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-            lines = stream.read().decode(errors="replace").strip().splitlines()
+            return stream.read().decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def last_log_line(log: Path) -> str:
+    """Return `: <last line>` of the child's output, or an empty string."""
+    lines = log_tail(log).splitlines()
     return f": {lines[-1]}" if lines else ""
 
 

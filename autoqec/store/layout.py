@@ -89,6 +89,16 @@ class RoundLayout:
         return self.dir / VERIFICATION
 
     @property
+    def transcript(self) -> Path:
+        """`transcript.jsonl`: the turns of the language models."""
+        return self.dir / "transcript.jsonl"
+
+    @property
+    def trial_dir(self) -> Path:
+        """Files of a trial while it runs."""
+        return self.dir / "trial"
+
+    @property
     def report_md(self) -> Path:
         """`verification_report.md`."""
         return self.dir / "verification_report.md"
@@ -185,6 +195,16 @@ class RunLayout:
     def ledger(self) -> Path:
         """`ledger.jsonl`."""
         return self.root / "ledger.jsonl"
+
+    @property
+    def notebook(self) -> Path:
+        """`notebook.jsonl`."""
+        return self.root / "notebook.jsonl"
+
+    @property
+    def trials(self) -> Path:
+        """`trials.jsonl`."""
+        return self.root / "trials.jsonl"
 
     @property
     def salvage(self) -> Path:

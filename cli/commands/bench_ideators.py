@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TITLE = "# QECBench-Tab: ideators compared\n\nWritten by `autoqec bench-ideators --write`; do not edit by hand.\n"
 NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
+MODEL_NAMES = "llm,hybrid:llm,tpe"
 
 
 @click.command("bench-ideators")
@@ -30,15 +31,13 @@ NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
 @click.option("--env", help="Env of the table; default: its first one.")
 @click.option(
     "--strategies",
-    default=NAMES,
-    show_default=True,
-    help="Comma-separated list; hybrid:Q uses an oracle of quality Q instead of a model.",
+    help="Comma-separated list; hybrid:Q uses an oracle of quality Q instead of a model. "
+    f"Default: {NAMES}; with --model: {MODEL_NAMES}.",
 )
 @click.option(
     "--reference",
-    default="random",
-    show_default=True,
-    help="Strategies that the others are compared with, comma-separated.",
+    help="Strategies that the others are compared with, comma-separated. Default: random; tpe if --model is given "
+    "without --strategies.",
 )
 @click.option("--model", help="Language model of llm, hybrid:llm, memory and memoryless.")
 @click.option(
@@ -85,8 +84,8 @@ NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
 def command(
     table: Path | None,
     env: str | None,
-    strategies: str,
-    reference: str,
+    strategies: str | None,
+    reference: str | None,
     model: str | None,
     checkpoint: Path | None,
     budget: str,
@@ -103,7 +102,8 @@ def command(
     """Simulate searches on a table of measured configs and compare their strategies.
 
     The score is the hypervolume of the verified Pareto front, as a share of the best that the table allows. Differences
-    from the reference are paired by seed and have a 95% bootstrap interval.
+    from the reference are paired by seed and have a 95% bootstrap interval. With --model the table compares that model
+    with TPE, unless --strategies or --reference say otherwise; scripted:expert and scripted:novice cost nothing.
     """
     from autoqec.cli.bench_entries import BenchIdeators
     from autoqec.ideators.bench import SimulationSettings
@@ -113,6 +113,9 @@ def command(
 
     measured_table = Table.read(table or DEFAULT, env=env)
     settings = SimulationSettings(rounds=rounds, val_shots=val_shots, min_gain=min_gain, slots=slots)
+    reference = reference or ("tpe" if model and strategies is None else "random")
+    if strategies is None:
+        strategies = MODEL_NAMES if model else NAMES
     names = [name.strip() for name in strategies.split(",") if name.strip()]
     usd, tokens = _llm_limits(budget)
     contestants = BenchIdeators(measured_table.env, model, checkpoint, usd, tokens)
@@ -175,16 +178,22 @@ def _footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rou
 
 def _header(references: list[str]) -> str:
     names = ["strategy", "control", "final", "mean over rounds", f"at half {references[0]}'s seconds"]
-    names += [*(f"minus {one} [95%]" for one in references), "verified", "seconds", "dollars"]
+    for one in references:
+        names += [f"minus {one} [95%]", f"regret against {one} at equal time [95%]"]
+    names += ["built", "verified", "seconds", "dollars"]
     return f"| {' | '.join(names)} |\n{'|---' * len(names)}|"
 
 
 def _line(strategy_scores: list[Score]) -> str:
     """Format the row of one strategy, with its difference from each reference."""
     score = strategy_scores[0]
-    gaps = " | ".join(f"{one.gap:+.3f} [{one.gap_low:+.3f}, {one.gap_high:+.3f}]" for one in strategy_scores)
+    gaps = " | ".join(
+        f"{one.gap:+.3f} [{one.gap_low:+.3f}, {one.gap_high:+.3f}] "
+        f"| {one.regret:+.3f} [{one.regret_low:+.3f}, {one.regret_high:+.3f}]"
+        for one in strategy_scores
+    )
     dollars = "unknown" if math.isnan(score.dollars) else f"{score.dollars:.2f}"
     return (
         f"| {score.strategy} | {score.control} | {score.final:.3f} | {score.mean:.3f} | {score.at_equal_seconds:.3f} "
-        f"| {gaps} | {score.verified:.1f} | {score.seconds:.0f} | {dollars} |"
+        f"| {gaps} | {score.built:.0%} | {score.verified:.1f} | {score.seconds:.0f} | {dollars} |"
     )

@@ -10,6 +10,7 @@ from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.notebook import Lesson
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
 
@@ -37,8 +38,8 @@ def command(file: Path, runs: tuple[str, ...], env: str | None, out: Output) -> 
         raise UsageError("file not found", location=str(file), hint=f"autoqec memory {file} --import RUN")
     loaded_runs = [_load_run(run) for run in runs]  # every run is read before anything is written
     learned = CrossRunMemory(file)
-    for run_id, spec, rows in loaded_runs:
-        added = learned.learn(run_id, spec, rows)
+    for run_id, spec, rows, lessons in loaded_runs:
+        added = learned.learn(run_id, spec, rows, lessons)
         out.emit({"event": "imported", "run": run_id, "rounds": added})
         out.say(f"{pluralize(added, 'round')} of run {run_id} added")
     notes = learned.notes(load_env(locate.env_file(env))[0]) if env else []
@@ -49,8 +50,9 @@ def command(file: Path, runs: tuple[str, ...], env: str | None, out: Output) -> 
         out.say(f"  {note}")
 
 
-def _load_run(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
-    """Return id, env and rows of a run, given by id or path."""
+def _load_run(run: str) -> tuple[str, EnvSpec, list[HistoryRow], list[Lesson]]:
+    """Return id, env, rows and lessons of a run, given by id or path."""
+    from autoqec.ideators.notebook import current_lessons
     from autoqec.store.files import parse_env, read_text
     from autoqec.store.history import History
     from autoqec.store.layout import RunLayout
@@ -63,4 +65,5 @@ def _load_run(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
             "is not a run with a history.jsonl", location=run, hint="give the id of a run, or its directory runs/RUN"
         )
     text = read_text(layout.env, what="the run's env", hint=f"put the env that the run was made for at {layout.env}")
-    return layout.run_id, parse_env(text, location=str(layout.env)), History(layout).rows()
+    spec = parse_env(text, location=str(layout.env))
+    return layout.run_id, spec, History(layout).rows(), current_lessons(layout.notebook)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from autoqec.continual.memory.factory import Memory, build_memory, load_memory
 from autoqec.continual.memory.retrieval import RetrievalService
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.notebook import Lesson
 from autoqec.errors import UsageError
 from autoqec.ideators.data_blocks import sanitize
+from autoqec.ideators.notebook import format_lesson
 from autoqec.ideators.view_text import describe_config
 from autoqec.store.run_state import fold
 
 EXPERIENCE_MEMORY_TYPES = ("hybrid", "experience_db", "history_list")  # memories that store experiences
 MAX_NEIGHBOURS = 200  # experiences considered for notes, those of the most similar envs first
+MAX_SHOWN_LESSONS = 12
+LESSON = "lesson"  # key of the metadata of an entry that is a lesson and no round
 MAX_SHOWN = 6  # best rounds, and as many failed ones
 
 
@@ -41,33 +46,40 @@ class CrossRunMemory:
             raise UsageError("a memory cannot be stored here", location=str(path), hint=hint)
         self.memory = self._read()
 
-    def add(self, run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> int:
-        """Add the finished rounds of a run, each once; return how many were new."""
-        known = {entry.metadata.get("attempt") for entry in self._experiences()}
-        fresh = [entry for entry in experiences(run_id, env, rows) if entry.metadata["attempt"] not in known]
-        for entry in fresh:
+    def add(self, run_id: str, env: EnvSpec, rows: Iterable[HistoryRow], lessons: Iterable[Lesson] = ()) -> int:
+        """Add the finished rounds and the lessons of a run, each once; return how many rounds were new."""
+        known = {entry.metadata.get("attempt") for entry in self._entries()}
+        rounds = [entry for entry in experiences(run_id, env, rows) if entry.metadata["attempt"] not in known]
+        texts = {entry.action for entry in self._entries() if LESSON in entry.metadata}
+        fresh = [entry for entry in map(partial(_lesson, run_id, env), lessons) if entry.action not in texts]
+        for entry in (*rounds, *fresh):
             self.memory.update(entry)
-        return len(fresh)
+        return len(rounds)
 
-    def learn(self, run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> int:
+    def learn(self, run_id: str, env: EnvSpec, rows: Iterable[HistoryRow], lessons: Iterable[Lesson] = ()) -> int:
         """Reread the file, `add` to it and save it, so that rounds added by other runs are kept."""
         self.memory = self._read()
-        added = self.add(run_id, env, rows)
-        if added:
+        before = len(self)
+        added = self.add(run_id, env, rows, lessons)
+        if len(self) > before:
             self.memory.save(self.path)
         return added
 
     def notes(self, env: EnvSpec, *, exclude_run: str = "") -> list[str]:
         """Return lines for a model's prompt, most informative first.
 
-        Cheatsheet and reflections come first, then gains and failures of the most similar envs in turn.
+        The newest lessons come first, then cheatsheet and reflections, then gains and failures of the most similar envs
+        in turn.
 
         Args:
             env: The env of the current run.
             exclude_run: Run whose rounds are left out, because its own history shows them.
         """
         entries = self.memory.recall()
-        lines = [line for entry in entries if isinstance(entry, CheatsheetEntry) for line in entry.content.splitlines()]
+        lessons = [one for one in self._entries() if LESSON in one.metadata and one.metadata.get("run") != exclude_run]
+        lines = [f"lesson, {one.metadata.get('env')}: {one.action}" for one in lessons[: -MAX_SHOWN_LESSONS - 1 : -1]]
+        sheets = [entry for entry in entries if isinstance(entry, CheatsheetEntry)]
+        lines += [line for entry in sheets for line in entry.content.splitlines()]
         lines += [entry.content for entry in entries if isinstance(entry, ReflectionEntry)][-MAX_SHOWN:]
         pool = [entry for entry in self._experiences() if entry.metadata.get("run") != exclude_run]
         index = RetrievalService()
@@ -93,8 +105,11 @@ class CrossRunMemory:
             )
         return memory
 
-    def _experiences(self) -> list[ExperienceEntry]:
+    def _entries(self) -> list[ExperienceEntry]:
         return [entry for entry in self.memory.entries() if isinstance(entry, ExperienceEntry)]
+
+    def _experiences(self) -> list[ExperienceEntry]:
+        return [entry for entry in self._entries() if LESSON not in entry.metadata]
 
 
 def experiences(run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> list[ExperienceEntry]:
@@ -107,6 +122,13 @@ def experiences(run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> list[E
             config = json.dumps(row.dsl_config, sort_keys=True)
             entries.append(ExperienceEntry(obs=obs, action=config, feedback=_feedback(row), metadata=metadata))
     return entries
+
+
+def _lesson(run_id: str, env: EnvSpec, lesson: Lesson) -> ExperienceEntry:
+    """Return a lesson as an entry that every type of memory stores."""
+    metadata = {"run": run_id, LESSON: lesson.id, "attempt": f"{run_id}/lesson/{lesson.id}", "env": env.name}
+    text = format_lesson(lesson).partition(". ")[2]
+    return ExperienceEntry(obs=task(EnvFeatures.of(env)), action=text, feedback={}, metadata=metadata)
 
 
 def _feedback(row: HistoryRow) -> dict[str, Any]:

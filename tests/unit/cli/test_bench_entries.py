@@ -115,7 +115,7 @@ def test_trained_agent_is_compared_with_memoryless_agent(
 @pytest.mark.parametrize(
     "more, words",
     [
-        (("--model", "claude-opus-5-5"), "no strategy calls a language model"),
+        (("--strategies", "tpe", "--model", "claude-opus-5-5"), "no strategy calls a language model"),
         (("--strategies", "memory", "--model", "scripted:echo"), "need a checkpoint"),
         (("--strategies", "oracle"), "unknown strategy"),
         (("--budget", "rounds=3"), "this command starts none"),
@@ -127,3 +127,15 @@ def test_invalid_strategies_are_rejected(
 ) -> None:
     assert run_cli(group, ["bench-ideators", "--table", str(file), *more]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_model_is_compared_with_tpe_at_equal_time(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two scripted policies of known quality: every proposal of the expert builds a network, few of the novice's do."""
+    expert = bench(file, capsys, "--model", "scripted:expert")
+    novice = bench(file, capsys, "--model", "scripted:novice")
+    assert set(expert) == {"tpe", "llm", "hybrid:llm"} and expert["llm"]["reference"] == "tpe"
+    assert expert["llm"]["built"] == 1.0 and expert["tpe"]["built"] == 1.0
+    assert novice["llm"]["built"] < 0.7, "neither prose nor the search behind it counts"
+    assert expert["tpe"]["regret"] == 0.0
+    for found in (expert, novice):
+        assert found["llm"]["regret_low"] <= found["llm"]["regret"] <= found["llm"]["regret_high"]

@@ -20,7 +20,8 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics, canonical_fork
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.ideators.data_blocks import data_block, sanitize
-from autoqec.ideators.llm_roles import LlmAnalyst, LlmCoder, LlmIdeator
+from autoqec.ideators.llm_coder import LlmCoder
+from autoqec.ideators.llm_roles import LlmAnalyst, LlmIdeator
 from autoqec.ideators.llm_tools import ViewTools
 from autoqec.ideators.run_record import RoundEvidence
 from autoqec.llm.anthropic_client import AnthropicLM
@@ -363,7 +364,7 @@ def test_tools_are_read_only_and_calls_are_reported(server: MessagesServer) -> N
 def test_endless_tool_calls_are_a_bad_answer() -> None:
     lm = ScriptedLM(lambda request: ToolCall(id="x", name="diff", input={"one": 0, "other": 1}))
     assert LlmIdeator(lm)(view(row(1, gnn()))) is None
-    assert len(lm.requests) == 14
+    assert len(lm.requests) == 22
 
 
 def test_tools_answer_from_the_view() -> None:
@@ -425,7 +426,8 @@ def test_prompt_stays_small_at_ten_thousand_rounds() -> None:
     state = {"machine": {"cpu": {"cores": 128}, "memory": {"available_gb": 511.5}, "gpu": {"name": "g" * 900}}, **took}
     request = LlmIdeator(ScriptedLM([]), machine=lambda: state).request(ideator_view)
     assert "128 cores" in request.text() and "31.2 s (median)" in request.text() and "1234567: 31.2 s" in request.text()
-    assert estimate_tokens(request.text()) <= 6_000  # an estimate from above; the schema describes every field
+    # An estimate from above; the schema describes every field, and 2,000 tokens are notes of earlier runs.
+    assert estimate_tokens(request.text()) <= 8_500
     turn = str(request.messages[0].content)
     assert "failures and rejections" in turn and "train_error" in turn and "VERIFIED" in turn and "r10000" in turn
 
@@ -637,6 +639,6 @@ def test_schemas_are_accepted_by_the_api(server: MessagesServer, tmp_path: Path)
     LlmIdeator(served(server))(view())
     LlmCoder(served(server))(task(modules=MODULES))
     LlmAnalyst(served(server))(analyst_view(tmp_path))
-    assert server.statuses == [200] * 6
+    assert server.statuses == [200] * 7, "the Coder repairs code twice"
     for kind in (IdeatorAnswer, CoderAnswer):
         assert "additionalProperties" in json.dumps(kind.model_json_schema())

@@ -293,7 +293,7 @@ def test_a_rejected_answer_and_the_reason_are_shown_to_the_model(run: Run, serve
 def test_all_calls_of_a_round_end_with_its_time_limit(
     run: Run, served: MessagesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AUTOQEC_ROUND_LLM_TIMEOUT_S", "0.4")
+    monkeypatch.setenv("AUTOQEC_ROUND_LLM_TIMEOUT_S", "4")
     served.answer = lambda body: trickled(say_json(ANSWER), 0.05)
     events: list[Event] = []
     roles, _ = build_roles(RoleOptions("llm", model="claude-opus-5-5"), run, events.append)

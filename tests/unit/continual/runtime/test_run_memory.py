@@ -13,6 +13,7 @@ from autoqec.continual.memory.factory import build_memory, load_memory
 from autoqec.continual.runtime.run_memory import CrossRunMemory
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.notebook import Citation, Lesson
 from autoqec.errors import ContractError, UsageError
 from tests.support import rounds
 from tests.support.envs import surface
@@ -53,6 +54,22 @@ def test_notes_list_gains_and_failures_of_other_runs(tmp_path: Path) -> None:
     assert "hidden=128" in best and SMALL.name in best and "+30.0%" in best
     assert "train_error" in worst and "hidden=700" in worst and "hidden=96" in second
     assert learned.notes(LARGE, exclude_run="run-a") == []
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "experience_db", "history_list"])
+def test_lessons_come_first_however_many_rounds_there_are(tmp_path: Path, kind: str) -> None:
+    build_memory({"_type": kind}).save(tmp_path / "memory.jsonl")
+    learned = CrossRunMemory(tmp_path / "memory.jsonl")
+    cite = Citation(round=1, figure="n_params", value=4000)
+    lessons = [Lesson(id=number, text=f"lesson number {number}", cites=(cite,)) for number in (1, 2)]
+    assert learned.learn("run-a", SMALL, [], lessons) == 0
+    assert learned.learn("run-a", SMALL, [verified(number, 0.1, 64 + number) for number in range(1, 40)], lessons) == 39
+    again = CrossRunMemory(tmp_path / "memory.jsonl")
+    assert len(again) == 41, "each lesson once"
+    assert again.notes(LARGE)[:2] == [
+        f"lesson, {SMALL.name}: lesson number {number} [r1 n_params 4000]" for number in (2, 1)
+    ]
+    assert again.notes(LARGE, exclude_run="run-a") == []
 
 
 def test_notes_prefer_the_most_similar_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,170 @@
+"""The notebook: lessons whose figures are compared with the history, and the ideas that failed.
+
+A lesson that cites a figure that the history does not have is refused. A full notebook accepts a lesson only if it
+replaces earlier ones, so that none is lost unless the model merges it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts.notebook import Citation, Lesson
+from autoqec.contracts.views import RoundRow
+from autoqec.errors import ContractError
+from autoqec.ideators import space
+from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
+from autoqec.ideators.search_state import ABORTED_STATUSES
+from autoqec.store import jsonl
+
+MAX_LESSONS = 24
+MAX_LESSON_CHARS = 300
+MAX_FAILED_IDEAS = 20
+TOLERANCE = 0.01  # relative; the prompt shows three digits
+MAX_NOTEBOOK_CHARS = MAX_LESSONS * (MAX_LESSON_CHARS + 140)
+MAX_FAILED_CHARS = 4_000
+_FIGURE_IN_TEXT = re.compile(r"(?<![\w.])[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?:\s*%)?(?![\w.]\d)", re.IGNORECASE)
+
+
+class Notebook:
+    """The lessons of one run, in a file to which lines are only appended.
+
+    Args:
+        path: notebook.jsonl.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def lessons(self) -> list[Lesson]:
+        """Return the current lessons, oldest first."""
+        return current_lessons(self._path)
+
+    def add(
+        self, text: str, cites: Sequence[Citation], history: Iterable[RoundRow], replaces: Sequence[int] = ()
+    ) -> Lesson:
+        """Append a lesson.
+
+        Args:
+            text: The lesson, at most `MAX_LESSON_CHARS` characters.
+            cites: Figures that it rests on.
+            history: Recorded rounds.
+            replaces: Numbers of the lessons that it contains.
+
+        Raises:
+            ContractError: A figure is not that of the history, or the notebook is full.
+        """
+        lessons, text = self.lessons(), sanitize(text, MAX_LESSON_CHARS)
+        known = {lesson.id for lesson in lessons}
+        same = [one for one in lessons if one.text == text and one.cites == tuple(cites)]
+        if same:
+            return same[0]
+        if missing := sorted(set(replaces) - known):
+            raise ContractError(f"no lesson {missing[0]}; lessons: {sorted(known)}", location="replaces")
+        if len(known) - len(set(replaces)) >= MAX_LESSONS:
+            raise ContractError(
+                f"the notebook holds {MAX_LESSONS} lessons", location="replaces",
+                hint="merge: name in `replaces` the lessons that this one contains",
+            )  # fmt: skip
+        check_figures(text, cites, {row["round"]: row for row in history})
+        number = 1 + max((line.id for line in read_lines(self._path)), default=0)
+        lesson = Lesson(id=number, text=text, cites=tuple(cites), replaces=tuple(replaces))
+        jsonl.append(self._path, lesson.dump())
+        return lesson
+
+
+def read_lines(path: Path) -> list[Lesson]:
+    """Return every line of a notebook, replaced lessons included; [] without a file."""
+    if not path.is_file():
+        return []
+    return [Lesson.read(line, location=f"{path}:{number}") for number, line in enumerate(jsonl.read(path), start=1)]
+
+
+def current_lessons(path: Path) -> list[Lesson]:
+    """Return the lessons that no later one replaces."""
+    lines = read_lines(path)
+    replaced = {number for line in lines for number in line.replaces}
+    return [line for line in lines if line.id not in replaced]
+
+
+def check_figures(text: str, cites: Sequence[Citation], rows: Mapping[int, RoundRow]) -> None:
+    """Raise ContractError for a citation, or a figure in the text, that the history does not have.
+
+    Figures in the text are numbers with a decimal point, an exponent or a per cent sign. Each has to equal a cited
+    value or a value in the config of a cited round.
+    """
+    allowed: list[float] = []
+    for cite in cites:
+        row: Mapping[str, Any] | None = rows.get(cite.round)
+        if row is None or row.get("status") in ABORTED_STATUSES:
+            raise ContractError(f"round {cite.round} is not recorded", location="cites")
+        actual = row.get(cite.figure)
+        if actual is None or not _equal(cite.value, actual):
+            measured = "not measured" if actual is None else f"{actual:.4g}"
+            message = f"{cite.figure} of round {cite.round} is {measured}, not {cite.value:.4g}"
+            raise ContractError(message, location="cites")
+        allowed += [cite.value, *_numbers(row.get("dsl_config"))]
+    for match in _FIGURE_IN_TEXT.finditer(text):
+        figure = match[0].replace("−", "-")
+        if not any(mark in figure.lower() for mark in ".e%"):
+            continue
+        value = float(figure.rstrip("% ")) / (100 if figure.endswith("%") else 1)
+        if not any(_equal(abs(value), abs(known)) for known in allowed):
+            raise ContractError(f"`{match[0]}` is in no cited figure", location="text", hint="cite its round")
+
+
+def _numbers(config: Any) -> list[float]:
+    flat = space.flatten(dict(config)) if config else {}
+    return [float(value) for value in flat.values() if isinstance(value, int | float) and not isinstance(value, bool)]
+
+
+def _equal(one: float, other: float) -> bool:
+    return math.isfinite(one) and math.isclose(one, other, rel_tol=TOLERANCE)
+
+
+def format_lesson(lesson: Lesson) -> str:
+    """Return a lesson with its figures in one line."""
+    cites = ", ".join(f"r{cite.round} {cite.figure} {cite.value:.4g}" for cite in lesson.cites)
+    return f"{lesson.id}. {sanitize(lesson.text, MAX_LESSON_CHARS)} [{cites}]"
+
+
+def format_notebook(lessons: Sequence[Lesson], history: Iterable[RoundRow]) -> str:
+    """Return the lessons and the failed ideas as data blocks; both have room of their own."""
+    blocks = []
+    if lessons:
+        name = f"notebook: {len(lessons)} of at most {MAX_LESSONS} lessons; their figures agree with the history"
+        blocks.append(data_block(name, fit_lines(map(format_lesson, lessons), MAX_NOTEBOOK_CHARS)))
+    failed = failed_ideas(history)
+    if failed:
+        blocks.append(data_block("ideas that failed, newest first", fit_lines(failed, MAX_FAILED_CHARS)))
+    return "\n".join(blocks)
+
+
+def failed_ideas(history: Iterable[RoundRow]) -> list[str]:
+    """Return the ideas that failed with the reason, newest first; ideas with one reason share a line."""
+    groups: dict[str, list[RoundRow]] = {}
+    for row in history:
+        reason = _failure(row)
+        if reason:
+            groups.setdefault(re.sub(r"[-+]?\d[\d.e+-]*", "#", reason), []).append(row)
+    newest = sorted(groups.values(), key=lambda rows: -rows[-1]["round"])[:MAX_FAILED_IDEAS]
+    return [
+        f"r{', r'.join(str(row['round']) for row in rows[-8:])}: {sanitize(rows[-1]['hypothesis'], 100)}: "
+        f"{sanitize(_failure(rows[-1]), 120)}"
+        for rows in newest
+    ]
+
+
+def _failure(row: RoundRow) -> str:
+    """Return why the idea of a round failed; "" if it did not, or nothing is known."""
+    if row.get("status") in ABORTED_STATUSES or row.get("verify_verdict") == "VERIFIED":
+        return ""
+    if row.get("status") != "ok":
+        return f"{row.get('status')}: {row.get('status_reason') or ''}"
+    if row.get("verify_verdict"):
+        return f"{row['verify_verdict']}: {(row.get('verify_reasons') or ('',))[0]}"
+    delta = row.get("delta_ler")
+    return f"no gain on validation shots, delta {delta:+.2e}" if delta is not None and delta <= 0 else ""
