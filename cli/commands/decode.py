@@ -93,6 +93,7 @@ def command(
             out.note("warning: this checkpoint is not a verified artifact")
         from autoqec.decoders.decoding import CheckpointDecoder, read_model
         from autoqec.qec import shotfiles
+        from autoqec.qec.weighted_mwpm import compiled_soft_matcher
 
         dem_model = None if dem is None else read_model(dem, loaded.env)
         decoders = [
@@ -101,6 +102,8 @@ def command(
         ]
         decoding = decoders[0]
         problem = decoding.problem
+        if loaded.env.backend == "mwpm" and compiled_soft_matcher() is None:
+            out.note("warning: the C extension is not built, so decoding is slower; see autoqec doctor")
         if decoding.other_circuit:
             out.note("warning: the network was trained on another circuit; its gain there was not verified")
         events = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, PART)

@@ -21,7 +21,7 @@ from autoqec.decoders.decoding import CHUNK, CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.latency import WARM_UP_SHOTS, measure_latency
 from autoqec.errors import ContractError, UsageError
-from autoqec.qec import shotfiles
+from autoqec.qec import shotfiles, soft_matching, weighted_mwpm
 from autoqec.qec.backends import make_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
@@ -123,6 +123,22 @@ def test_more_threads_than_cores_are_rejected(
     assert decode(place, "--threads", "3", out="no") == 2
     refused(capsys, "3 threads on 2 cores")
     assert not (place / "no").exists()
+
+
+def test_missing_c_extension_is_named_once_and_changes_no_prediction(
+    made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, expected = made
+    assert decode(place, out="in_c.b8") == 0
+    assert "C extension" not in capsys.readouterr().err
+    for name in ("compiled_matcher", "compiled_soft_matcher", "compiled_gap"):
+        monkeypatch.setattr(weighted_mwpm, name, lambda: None)
+    monkeypatch.setattr(soft_matching, "compiled_soft_matcher", lambda: None)
+    monkeypatch.setattr("autoqec.decoders.threads.cpu_count", lambda: 2)
+    assert decode(place, "--threads", "2", out="slow.b8") == 0
+    assert capsys.readouterr().err.count("the C extension is not built, so decoding is slower; see autoqec doctor") == 1
+    found = np.frombuffer((place / "slow.b8").read_bytes(), np.uint8).astype(bool)
+    assert (found == expected[:, 0]).mean() > 0.99, "ties may be broken differently"
 
 
 def test_empty_input_gives_empty_output(made: tuple[Path, np.ndarray]) -> None:
