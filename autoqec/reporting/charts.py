@@ -29,6 +29,7 @@ SIZE = (4.0, 3.2)  # inches
 X_OFFSET = 0.08  # rounds: validation is drawn to the left of the round number, verification to the right
 MAX_LABELLED_ROUNDS = 12  # with more tested rounds, only those on the front are labelled
 Draw = Callable[[Sequence[RunReport]], "Figure | None"]
+CostOf = Callable[[RunReport, RoundEntry], "float | None"]  # the cost that the front is drawn against
 
 
 class _Marker(NamedTuple):
@@ -44,7 +45,25 @@ class _Marker(NamedTuple):
 
 def front(runs: Sequence[RunReport]) -> Figure | None:
     """Draw Δ_LER against FLOPs; the area of a disc is the parameter count, bars are 95% intervals."""
-    tested, validated = _tested_markers(runs), _validated_markers(runs)
+    return _front_against(runs, lambda _, entry: _flops(entry), "FLOPs per shot (inner decoder excluded)")
+
+
+def front_by_time(runs: Sequence[RunReport]) -> Figure | None:
+    """Draw Δ_LER against the CPU time of decoding divided by that of correlated matching, where it was measured."""
+    figure = _front_against(runs, _time_ratio, "CPU time per shot ÷ correlated matching")
+    if figure is not None:
+        figure.axes[0].axvline(1, color=COLOURS["bad"], linewidth=0.9, zorder=1)
+    return figure
+
+
+def _time_ratio(run: RunReport, entry: RoundEntry) -> float | None:
+    """Return the verifier's time ratio of a round; reports are read only for rounds that a page shows in detail."""
+    report = run.verification(entry) if entry.key in run.details else None
+    return None if report is None or report.cost is None else report.cost.time_ratio
+
+
+def _front_against(runs: Sequence[RunReport], cost_of: CostOf, label: str) -> Figure | None:
+    tested, validated = _tested_markers(runs, cost_of), _validated_markers(runs, cost_of)
     if not tested and not validated:
         return None
     figure, axes = new_figure()
@@ -56,7 +75,7 @@ def front(runs: Sequence[RunReport]) -> Figure | None:
     axes.set_xscale("log")
     format_ticks(axes.yaxis, _exponent)
     format_ticks(axes.xaxis, count, subs=(1.0, 2.0, 5.0))
-    axes.set_xlabel("FLOPs per shot (inner decoder excluded)")
+    axes.set_xlabel(label)
     axes.set_ylabel("Δ_LER per shot, higher is better")
     axes.margins(0.12, 0.12)
     label_all = len(runs) == 1 and len(tested) <= MAX_LABELLED_ROUNDS
@@ -92,30 +111,30 @@ def search_progress(runs: Sequence[RunReport]) -> Figure | None:
     return figure
 
 
-def _tested_markers(runs: Sequence[RunReport]) -> list[_Marker]:
+def _tested_markers(runs: Sequence[RunReport], cost_of: CostOf) -> list[_Marker]:
     """Rounds measured on fresh shots; rounds of equal cost are shifted slightly so that their bars stay apart."""
     markers: list[_Marker] = []
-    seen: dict[int, int] = {}
+    seen: dict[float, int] = {}
     for run in runs:
         for entry in run.listed:
             delta = entry.row.delta_vs_baseline_holdout
-            if delta is None:
+            if delta is None or (cost := cost_of(run, entry)) is None:
                 continue
-            flops = _flops(entry)
-            x = flops * (1 + 0.02 * seen.get(flops, 0))
-            seen[flops] = seen.get(flops, 0) + 1
+            x = cost * (1 + 0.02 * seen.get(cost, 0))
+            seen[cost] = seen.get(cost, 0) + 1
             colour = {"VERIFIED": "good", "FAILED": "bad"}.get(entry.outcome, "warn")
             markers.append(_Marker(run, entry, x, delta, colour, entry.on_front))
     return markers
 
 
-def _validated_markers(runs: Sequence[RunReport]) -> list[_Marker]:
+def _validated_markers(runs: Sequence[RunReport], cost_of: CostOf) -> list[_Marker]:
     """Rounds measured on val shots only."""
     return [
-        _Marker(run, entry, _flops(entry), entry.row.delta_ler, "soft", False)
+        _Marker(run, entry, cost, entry.row.delta_ler, "soft", False)
         for run in runs
         for entry in run.listed
         if entry.row.delta_vs_baseline_holdout is None and entry.row.delta_ler is not None and entry.row.status == "ok"
+        if (cost := cost_of(run, entry)) is not None
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec import optional
-from autoqec.reporting.charts import COLOURS, Draw, front, search_progress
+from autoqec.reporting.charts import COLOURS, Draw, front, front_by_time, search_progress
 from autoqec.reporting.charts_by_p import ler_vs_p, ratio_vs_p
 from autoqec.reporting.run_report import RunReport
 from autoqec.store import atomic
@@ -43,7 +43,13 @@ STYLE: dict[Any, Any] = {
 }
 _GROUPS = r"figure|axes|text|patch|line2d|matplotlib\.axis|xtick|ytick|legend|[a-zA-Z]*Collection"
 
-FIGURES: dict[str, Draw] = {"front": front, "ler": ler_vs_p, "ratio": ratio_vs_p, "course": search_progress}
+FIGURES: dict[str, Draw] = {
+    "front": front,
+    "front_time": front_by_time,
+    "ler": ler_vs_p,
+    "ratio": ratio_vs_p,
+    "course": search_progress,
+}
 
 
 def inline(name: str, runs: Sequence[RunReport]) -> str:

@@ -100,6 +100,26 @@ def test_point_of_the_front_opens_its_round(fresh: Browser, page: Path) -> None:
     assert fresh.js(f"document.querySelector('{link}').open") is True
 
 
+def test_front_switches_between_flops_and_time(fresh: Browser, page: Path) -> None:
+    fresh.open(page.as_uri())
+    axis = "[...document.querySelectorAll('[data-option]')].filter(e => e.checkVisibility()).map(e => e.innerText)"
+    assert len(shown := fresh.js(axis)) == 1 and "FLOPs per shot" in shown[0]
+    fresh.click(".options button:nth-child(2)")
+    assert len(shown := fresh.js(axis)) == 1 and "correlated matching" in shown[0]
+    pressed = "[...document.querySelectorAll('.options button')].map(e => e.getAttribute('aria-pressed'))"
+    assert fresh.js(pressed) == ["false", "true"]
+    link = fresh.js("document.querySelector('[data-option=time] a').getAttribute('href')")
+    fresh.click("[data-option=time] a use, [data-option=time] a path")
+    assert fresh.js(f"document.querySelector('{link}').open") is True
+    fresh.js("location.reload()")
+    fresh.open(page.as_uri())
+    assert fresh.js(pressed) == ["false", "true"], "kept in the session"
+    fresh.js("document.querySelector('.options button').focus()")
+    fresh.press("Enter")
+    assert fresh.js(pressed) == ["true", "false"]
+    clean(fresh, page.as_uri())
+
+
 def test_button_switches_the_theme(fresh: Browser, page: Path) -> None:
     fresh.look(dark=True)
     fresh.open(page.as_uri())

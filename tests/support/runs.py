@@ -157,6 +157,8 @@ def report_of(row: dict[str, Any], text: str = "") -> VerifyReport:
             claimed_flops_per_syndrome=None,
             counted_by="baseline compiler",
             candidate_us_per_shot=3.0,
+            decoding_us_per_shot=4.0 + row["round"],
+            correlated_us_per_shot=10.0,
         ),
         composition=_composition(effect, text) if good else None,
         bundle_id="bundle",

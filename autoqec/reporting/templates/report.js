@@ -53,6 +53,29 @@
     });
   }
 
+  // Charts of one figure that differ in an axis: all are shown without this script, one at a time with it.
+  for (const figure of document.querySelectorAll("figure:has([data-option])")) {
+    const charts = [...figure.querySelectorAll("[data-option]")];
+    const select = (name) => charts.forEach((chart, index) => {
+      chart.hidden = chart.dataset.option !== name;
+      switches[index].setAttribute("aria-pressed", String(!chart.hidden));
+    });
+    const switches = charts.map((chart) => {
+      const option = document.createElement("button");
+      option.type = "button";
+      option.textContent = chart.dataset.option;
+      option.addEventListener("click", () => { select(chart.dataset.option); keep("cost", chart.dataset.option); });
+      return option;
+    });
+    const group = document.createElement("div");
+    group.className = "options";
+    group.setAttribute("role", "group");
+    group.setAttribute("aria-label", "Cost axis");
+    group.append(...switches);
+    charts[0].before(group);
+    select(charts.find((chart) => chart.dataset.option === kept("cost"))?.dataset.option ?? charts[0].dataset.option);
+  }
+
   const opened = () => [...document.querySelectorAll("details[open][id]")].map((one) => one.id);
   for (const id of JSON.parse(kept("open") ?? "[]")) document.getElementById(id)?.setAttribute("open", "");
   addEventListener("pagehide", () => keep("open", JSON.stringify(opened())));

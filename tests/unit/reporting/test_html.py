@@ -126,7 +126,9 @@ def test_charts_are_reproducible_files(tmp_path: Path, form: str) -> None:
 
     data = run_report.load_pages([runs.make_run(tmp_path / "workspace", 6)])
     first, second = (figures.save(tmp_path / name, form, data) for name in ("first", "second"))
-    assert [path.name for path in first] == [f"{name}.{form}" for name in ("front", "ler", "ratio", "course")]
+    assert [path.name for path in first] == [
+        f"{name}.{form}" for name in ("front", "front_time", "ler", "ratio", "course")
+    ]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
@@ -181,6 +183,28 @@ def test_reports_without_correlated_matching_have_no_ratio_chart(tmp_path: Path)
         alone = report.model_copy(update={"panel": panel, "points": points})
         run.details[key] = dataclasses.replace(details, verification=alone)
     assert charts_by_p.ratio_vs_p([run]) is None and charts_by_p.ler_vs_p([run]) is not None
+
+
+def test_front_by_time_shows_the_ratio_to_correlated_matching(tmp_path: Path) -> None:
+    """Rounds whose times were not measured, as in version 1, are left out; without any there is no chart."""
+    from autoqec.reporting import charts
+
+    (run,) = run_report.load_pages([runs.make_run(tmp_path / "workspace", 4)])
+    figure, by_flops = charts.front_by_time([run]), charts.front([run])
+    assert figure is not None and by_flops is not None
+    tested = [entry for entry in run.listed if entry.row.delta_vs_baseline_holdout is not None]
+    places = figure.axes[0].collections[0].get_offsets()
+    expected = {((4.0 + entry.row.round) / 10, entry.row.delta_vs_baseline_holdout) for entry in tested}
+    assert {tuple(map(float, place)) for place in np.asarray(places)} == expected
+    assert [list(line.get_xdata()) for line in figure.axes[0].lines if list(line.get_xdata()) == [1, 1]]
+    assert figure.axes[0].get_xlabel() == "CPU time per shot ÷ correlated matching"
+    for key, details in run.details.items():
+        report = details.verification
+        if report is not None and report.cost is not None:
+            cost = report.cost.model_copy(update={"correlated_us_per_shot": None})
+            report = report.model_copy(update={"cost": cost})
+            run.details[key] = dataclasses.replace(details, verification=report)
+    assert charts.front_by_time([run]) is None and charts.front([run]) is not None
 
 
 def test_point_size_grows_with_the_number_of_parameters(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def test_report_prints_the_paths_it_wrote(workspace: Path, capsys: pytest.Captur
     assert capsys.readouterr().out.strip() == str(path.relative_to(workspace)) and path.stat().st_size > 10_000
     assert run_cli(group, ["report", f"runs/{runs.RUN_ID}", "--format", "svg", "--out", "p", "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [Path(event["path"]).name for event in events] == ["front.svg", "ler.svg", "ratio.svg", "course.svg"]
+    assert [Path(event["path"]).name for event in events] == [
+        f"{name}.svg" for name in ("front", "front_time", "ler", "ratio", "course")
+    ]
 
 
 def test_runs_of_other_repositories_are_named_by_their_directories(
