@@ -30,6 +30,7 @@ from benchmarks.drift import drifting_streams
 from benchmarks.table import HERE, Row, format_share, load, record
 
 ROOT = HERE.parent
+BACKENDS = ("bubblewrap", "landlock")
 LER = 1e-2
 STREAM = 20
 ENV = EnvSpec(
@@ -250,9 +251,15 @@ class OutcomeCounter:
     def count(self, outcome: str, part: str = "") -> int:
         return sum(value == outcome and part in name for name, value in self.outcomes.items())
 
+    def describe(self, part: str = "") -> str:
+        return ", ".join(f"{self.count(outcome, part)} {outcome}" for outcome in ("passed", "failed", "skipped"))
+
     @property
-    def summary(self) -> str:
-        return f"{self.count('passed')} passed, {self.count('failed')} failed, {self.count('skipped')} skipped"
+    def backends(self) -> Row:
+        """Return in which sandbox backends the tests ran: a figure of one backend says nothing about the other."""
+        complete = [name for name in BACKENDS if self.count("passed", name) and not self.count("skipped", name)]
+        runs = "; ".join(f"{name}: {self.describe(name)}" for name in BACKENDS)
+        return Row("sandbox backends in which every test ran", ", ".join(complete) or "none", "aim: both", runs)
 
 
 def run_tests(tests: list[str]) -> OutcomeCounter:
@@ -272,8 +279,9 @@ def cheats() -> list[Row]:
             "cheats VERIFIED, or not named by the expected guard",
             str(counter.count("failed")),
             "aim: 0",
-            counter.summary,
-        )
+            counter.describe(),
+        ),
+        counter.backends,
     ]
     for name, ends in counter.end_states.items():
         if ends:
@@ -289,11 +297,11 @@ def hostile() -> list[Row]:
         line for line in page.split("## Cheating checkpoints")[0].splitlines() if "tests/" in line or "sandbox:" in line
     ]
     tests = {name for line in cases for name in re.findall(r"`(tests/[\w/]+\.py::\w+)`", line)}
-    tests.add("tests/unit/system/sandbox/test_sandbox.py")
+    # Every attack, and the table of system calls: each call in each backend.
+    tests |= {f"tests/unit/system/sandbox/test_{name}.py" for name in ("sandbox", "syscalls")}
     counter = run_tests(sorted(name for name in tests if not name.startswith("tests/cheaters")))
-    in_backends = "; ".join(f"{counter.count('passed', name)} of them in {name}" for name in ("bubblewrap", "landlock"))
-    runs = f"{len(cases)} cases in {len(counter.outcomes)} tests: {counter.summary}; {in_backends}"
-    return [Row("hostile cases that succeeded", str(counter.count("failed")), "aim: 0", runs)]
+    runs = f"{len(cases)} cases in {len(counter.outcomes)} tests: {counter.describe()}"
+    return [Row("hostile cases that succeeded", str(counter.count("failed")), "aim: 0", runs), counter.backends]
 
 
 def in_standard_errors(values: list[float]) -> str:

@@ -41,3 +41,11 @@ def test_prove_verifier_samples_a_trial() -> None:
     assert {outcome.verdict for outcome in found} == {"VERIFIED"}
     bias, curse = prove_verifier.winners_curse(10, rng)
     assert abs(float(bias.figure.split()[0])) < 2 < float(curse.figure.split()[0])
+
+
+def test_prove_verifier_names_the_backends_in_which_every_test_ran() -> None:
+    counter = prove_verifier.OutcomeCounter()
+    counter.outcomes = {"a[bubblewrap-x]": "passed", "a[landlock-x]": "passed", "b[landlock]": "skipped", "c": "failed"}
+    row = counter.backends
+    assert row.figure == "bubblewrap" and "landlock: 1 passed, 0 failed, 1 skipped" in row.runs
+    assert counter.describe() == "2 passed, 1 failed, 1 skipped"
