@@ -145,6 +145,7 @@ def _guards(
             code_bytes=artifact.uncounted_bytes(frozen),
             shots=evidence.shots_sent,
             repeated_shots=evidence.repeated_shots,
+            rules=request.rules,
         ),
         guards.first_draw(frozen.sha256, request.tested_artifacts),
     ]

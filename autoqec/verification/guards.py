@@ -16,7 +16,7 @@ from scipy import stats as distributions
 
 from autoqec.contracts.env import SEED_SPACE, EnvSpec
 from autoqec.contracts.round import RoundMetrics
-from autoqec.contracts.verdict import Cost, Guard, PairedCounts, PairedEffect
+from autoqec.contracts.verdict import REPORT_VERSION, Cost, Guard, PairedCounts, PairedEffect, ReportVersion
 from autoqec.qec.problem import Problem
 from autoqec.verification.candidate.protocol import BATCH
 from autoqec.verification.sequential import log_e_value
@@ -34,8 +34,9 @@ BASE_US_PER_SHOT, MIN_FLOPS_PER_US = 50.0, 50.0
 WARMUP_CPU_S = 1.0  # allowed once on top, for first calls
 # Import of the editable modules, loading and counting take well under a second for the built-in nets.
 MAX_STARTUP_CPU_S, STARTUP_GFLOPS = 3.0, 1.0
-# Resident memory of a forward pass of 1,024 shots, beyond weights and activations that the count accounts for.
-BASE_MEMORY_BYTES, MEMORY_BYTES_PER_PARAM = 256 * 2**20, 16
+# Memory of a forward pass of 1,024 shots, beyond weights and activations that the count accounts for; by version of the
+# rules. MLPs grow by 6 to 15 MB; message passing by more, at most 0.6 KB per FLOP.
+BASE_MEMORY_BYTES, EARLIER_BASE_MEMORY_BYTES, MEMORY_BYTES_PER_PARAM = 64 * 2**20, 256 * 2**20, 16
 
 
 def seed_bands(env: EnvSpec, seeds: list[int]) -> Guard:
@@ -177,7 +178,14 @@ def other_points(points: tuple[PairedEffect, ...]) -> Guard:
 
 
 def cost(
-    counted: Cost | None, env: EnvSpec, *, stored_bytes: int, code_bytes: int, shots: int, repeated_shots: int = 0
+    counted: Cost | None,
+    env: EnvSpec,
+    *,
+    stored_bytes: int,
+    code_bytes: int,
+    shots: int,
+    repeated_shots: int = 0,
+    rules: ReportVersion = REPORT_VERSION,
 ) -> Guard:
     """Check the counted cost against the env's limits, the claims, and resources that branch code cannot misstate.
 
@@ -188,10 +196,11 @@ def cost(
         code_bytes: Compressed bytes that the branch adds to the trusted modules and its checkpoint to its tensors.
         shots: Shots over which the CPU time was measured.
         repeated_shots: Shots that the second process answered before its start-up time was read; 0: it was not.
+        rules: Version of the rules.
     """
     if counted is None:
         return Guard(name="cost", passed=False, evidence="no net was built, so nothing could be counted")
-    resources = _resource_violations(counted, stored_bytes, code_bytes, shots, repeated_shots)
+    resources = _resource_violations(counted, stored_bytes, code_bytes, shots, repeated_shots, rules)
     violations = [*_count_violations(counted, env), *resources]
     return Guard(
         name="cost",
@@ -218,7 +227,7 @@ def _count_violations(counted: Cost, env: EnvSpec) -> Iterator[str]:
 
 
 def _resource_violations(
-    counted: Cost, stored_bytes: int, code_bytes: int, shots: int, repeated_shots: int
+    counted: Cost, stored_bytes: int, code_bytes: int, shots: int, repeated_shots: int, rules: ReportVersion
 ) -> Iterator[str]:
     params, flops = counted.n_params, counted.flops_per_syndrome
     if stored_bytes > MAX_BYTES_PER_PARAM * params:
@@ -233,7 +242,8 @@ def _resource_violations(
         startup_s += WARMUP_CPU_S + 0.5e-6 * counted.candidate_us_per_shot * repeated_shots
     if counted.startup_cpu_s is not None and counted.startup_cpu_s > startup_s:
         yield f"start-up took {counted.startup_cpu_s:.1f} CPU seconds, at most {startup_s:.1f}"
-    memory_mb = (BASE_MEMORY_BYTES + MEMORY_BYTES_PER_PARAM * params + 4 * BATCH * flops) / 1e6
+    base_bytes = BASE_MEMORY_BYTES if rules >= 3 else EARLIER_BASE_MEMORY_BYTES
+    memory_mb = (base_bytes + MEMORY_BYTES_PER_PARAM * params + 4 * BATCH * flops) / 1e6
     if counted.memory_growth_mb is not None and counted.memory_growth_mb > memory_mb:
         yield f"memory grew by {counted.memory_growth_mb:.0f} MB, at most {memory_mb:.0f} for {params} parameters"
 

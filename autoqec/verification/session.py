@@ -188,18 +188,25 @@ class VerificationSession:
             evidence.latency = evaluation.latency(second, shots)
 
     def _check_repeatability(self, evaluation: CandidateEvaluation, second: CandidateClient) -> None:
-        """Repeat the kept requests in a second process, then in another order and batches, then without the net."""
+        """Repeat the kept shots in a second process, in other batches and as they were, then without the net.
+
+        The other batches come first: a process that has answered a shot could remember its answer.
+        """
         found, requests = self.evidence.guards, evaluation.guard_shots.requests
         if not requests:
             found += [guards.repeatable(None, None), guards.batch_independence(None, None, None)]
             return
         guard_chunk = GuardChunk.joined(requests)
-        found.append(guards.repeatable(guard_chunk.log_odds, repeated_answers(second, requests)))
+        order = self.shot_stream.rng("order").permutation(len(guard_chunk.shots))
         if evaluation.rules >= 3:
+            split = rebatched_answers(second, guard_chunk, order)
             self.evidence.second_cpu_s = second.usage_of_branch_code().cpu_s
             self.evidence.repeated_shots = len(guard_chunk.shots)
-        order = self.shot_stream.rng("order").permutation(len(guard_chunk.shots))
-        split = rebatched_answers(second, guard_chunk, order)
+            repeated = repeated_answers(second, requests)
+        else:
+            repeated = repeated_answers(second, requests)
+            split = rebatched_answers(second, guard_chunk, order)
+        found.append(guards.repeatable(guard_chunk.log_odds, repeated))
         differing = None
         if split is not None:
             predictions = evaluation.decode_kept(guard_chunk, split)

@@ -12,7 +12,7 @@ class Table(torch.nn.Module):
 
     def forward(self, detections):
         if self.table is None:
-            self.table = np.ones(80_000_000, np.float32)
+            self.table = np.ones(25_000_000, np.float32)
         return self.bias.expand(len(detections), -1)
 
 

@@ -6,6 +6,7 @@ import base64
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,15 +183,32 @@ def test_time_beyond_the_limit_of_the_env_trips(
         (cost(n_params=10_001), False),
         (cost(candidate_us_per_shot=1_000.0), False),
         (cost(n_params=999, claimed_n_params=999), False),  # 4,000 bytes of weights are more than 999 numbers
-        (cost(startup_cpu_s=2.9, memory_growth_mb=200.0), True),
+        (cost(startup_cpu_s=2.9, memory_growth_mb=60.0), True),
         (cost(startup_cpu_s=3.1), False),  # a network trained in the candidate process
-        (cost(memory_growth_mb=300.0), False),
+        (cost(memory_growth_mb=100.0), False),
         (None, False),
     ],
 )
 def test_excess_cost_trips(counted: Cost | None, passed: bool) -> None:
     env = surface().model_copy(update={"constraints": Constraints(max_params=10_000)})
     assert guards.cost(counted, env, stored_bytes=4_000, code_bytes=4_000, shots=50_000).passed is passed
+
+
+@pytest.mark.parametrize(
+    ("changed", "more", "passed"),
+    [
+        ({"startup_cpu_s": 3.9}, {"repeated_shots": 10_000}, True),  # one second more, for first calls
+        ({"startup_cpu_s": 4.5}, {"repeated_shots": 10_000}, False),
+        ({"startup_cpu_s": 4.5, "candidate_us_per_shot": 80.0}, {"repeated_shots": 20_000}, True),
+        ({"startup_cpu_s": 3.9}, {"rules": 2}, False),
+        ({"memory_growth_mb": 250.0}, {"rules": 2}, True),
+    ],
+)
+def test_resources_of_the_second_process_and_of_earlier_versions(
+    changed: dict[str, float], more: dict[str, Any], passed: bool
+) -> None:
+    guard = guards.cost(cost(**changed), surface(), stored_bytes=4_000, code_bytes=4_000, shots=50_000, **more)
+    assert guard.passed is passed, guard.evidence
 
 
 def test_weights_written_into_code_are_counted(tmp_path: Path) -> None:
