@@ -10,7 +10,7 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.qec.problem import Problem
 
 # The smallest network of each family, by the bounds of the config's fields.
-_SMALLEST: dict[str, dict[str, Any]] = {
+SMALLEST: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": 4, "depth": 1, "skip": False},
     "gnn": {"hidden": 2, "layers": 1, "edge_features": False},
     "neural_bp": {"iterations": 1, "weight_sharing": "per_layer", "damping": "fixed"},
@@ -51,7 +51,7 @@ def smallest_costs(problem: Problem, inputs: str) -> list[dict[str, int]]:
     from autoqec.decoders.flops import count
 
     costs = []
-    for family, options in _SMALLEST.items():
+    for family, options in SMALLEST.items():
         dsl = PredecoderDSL.model_validate({"type": family, family: {**options, "inputs": inputs}})
         try:
             cost = count(compile_predecoder(dsl, problem, seed=0), problem.n_detectors)

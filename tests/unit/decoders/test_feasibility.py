@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autoqec.contracts.dsl import FAMILIES
 from autoqec.contracts.env import Constraints
 from autoqec.decoders import feasibility
 from autoqec.errors import UsageError
@@ -38,3 +39,7 @@ def test_ample_limits_exceed_the_cost_of_the_smallest_mlp(
     assert mlp["flops_per_syndrome"] <= feasibility._AMPLE_FLOPS * size
     monkeypatch.setattr(feasibility, "smallest_costs", lambda *_: pytest.fail("built a network"))
     feasibility.require_feasible_limits(Constraints(), problem, inputs)
+
+
+def test_every_family_has_a_smallest_network() -> None:
+    assert set(feasibility.SMALLEST) == set(FAMILIES)
