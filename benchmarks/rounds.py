@@ -93,6 +93,7 @@ def append_rounds(
     memory, verified_fields = RunMemory(layout.root), round_recorder.verification_fields(rounds.report(1))
     first, row, info = memory.next_round(), memory.history.rows()[-1], memory.history.info()
     shas = _commits(layout, first, count, info.baseline_sha, pinned=True)
+    indexes = itertools.count(memory.next_test_index())
     lines: dict[Path, list[dict[str, Any]]] = {layout.history: [], layout.attempts: []}
     for number, (code, _) in zip(range(first, first + count), shas, strict=True):
         branch, name = layout.branch(number, "net"), f"attempt-{number}"
@@ -103,7 +104,8 @@ def append_rounds(
         if verified(number):
             report = rounds.report(number, run_id=info.run_id, **named)
             layout.round(number).report_json.write_text(json.dumps(report.dump()), encoding="utf-8")
-            written.append(rounds.charged(number))
+            test, index = rounds.charged(number), next(indexes)
+            written.append(test.model_copy(update={"attempt_index": index}))
             fields = {"verdict": "candidate", **round_recorder.verification_fields(report), "sandbox": report.sandbox}
         lines[layout.attempts] += [line.dump() for line in written]
         fields |= {"round": number, "n_params": number, **named, **measured(number)}
