@@ -134,9 +134,7 @@ def command(
         )
         for score in scores:
             out.emit(score.dump())
-        lines += [
-            _line(list(strategy_scores)) for _, strategy_scores in groupby(scores, key=lambda score: score.strategy)
-        ]
+        lines += [_line(list(group)) for _, group in groupby(scores, key=lambda score: score.strategy)]
     footer = _footer(measured_table, seeds, settings, contestants.fallback_rounds)
     text = "\n".join([*lines, "", f"{footer} {note}".rstrip()])
     out.say(text)
