@@ -95,7 +95,8 @@ class Table:
             UsageError: The file is missing or has no such entries.
         """
         if not path.is_file():
-            raise UsageError("is not an existing regular file", location=str(path), hint=HINT)
+            message = "is not a regular file" if path.exists() else "does not exist"
+            raise UsageError(message, location=str(path), hint=HINT)
         lines = jsonl.read(path)
         references = [line for line in lines if line["kind"] == "reference" and env in (None, line["env"])]
         baseline = next((line for line in references if line["name"] == line["plain"]), None)
