@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 HOURS = ("compute_hours", "cpu_hours", "gpu_hours")
 
 
-def remaining(settings: RunSettings, state: RunState, spent: UsageTotals, elapsed_s: float) -> list[str]:
+def remaining(
+    settings: RunSettings, state: RunState, spent: UsageTotals, elapsed_s: float, trial_hours: float = 0.0
+) -> list[str]:
     """Return one line for each limit of a run.
 
     Args:
@@ -22,12 +24,14 @@ def remaining(settings: RunSettings, state: RunState, spent: UsageTotals, elapse
         state: State of the run.
         spent: What the language models cost so far.
         elapsed_s: Seconds since the run was started or resumed.
+        trial_hours: Compute hours of trials, which no row has.
     """
     limits, used = dict(settings.budget), {"rounds": float(state.totals.finished), "hours": elapsed_s / 3600}
     if settings.rounds is not None:
         limits["rounds"] = min(settings.rounds, limits.get("rounds", settings.rounds))
     used |= {"usd": spent.known_usd, "tokens": float(spent.usage.total)}
     used |= {name: used_hours(state, name.removesuffix("_hours")) for name in HOURS if name in limits}
+    used |= {name: used[name] + trial_hours for name in ("compute_hours", "cpu_hours") if name in used}
     if "plateau" in limits:
         used["plateau"] = float(rounds_since_front_change(state))
     return [

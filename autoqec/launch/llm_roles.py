@@ -120,7 +120,7 @@ class LlmRoles:
         if settings is None:
             return []
         elapsed_s = time.monotonic() - self._started
-        return remaining(settings, self._run.memory.state, self._ledger.totals, elapsed_s)
+        return remaining(settings, self._run.memory.state, self._ledger.totals, elapsed_s, self.trials.hours)
 
     def _machine(self) -> Callable[[], dict[str, Any]]:
         """As `machine_state` for the run, but without loading torch; the machine is inspected once."""

@@ -17,12 +17,12 @@ def test_every_limit_has_a_line_with_what_is_left() -> None:
     spent = UsageTotals(known_usd=2.5, usage=Usage(input_tokens=1200))
     unverified = row(2, verify_verdict=None, train_wallclock_s=0.0, eval_wallclock_s=0.0)
     state = fold([row(1, train_wallclock_s=1800.0, eval_wallclock_s=0.0), unverified])
-    assert remaining(settings, state, spent, 3600.0) == [
+    assert remaining(settings, state, spent, 3600.0, trial_hours=0.25) == [
         "rounds: 6 of 8",
         "US dollars for models: 0.5 of 3",
         "tokens: 0 of 1000",
         "hours: 1 of 2",
-        "compute hours: 0.5 of 1",
+        "compute hours: 0.25 of 1",
         "rounds until the run stops without a change of the front: 4 of 5",
     ]
 
