@@ -22,6 +22,7 @@ from autoqec.contracts import (
     board,
     dsl,
     env,
+    family,
     history,
     job,
     messages,
@@ -45,6 +46,7 @@ SCHEMAS = CONTRACTS / "schemas"
 BOARD = Path(__file__).parent / "board.html"
 MODULES = (
     env,
+    family,
     dsl,
     profiles,
     round,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.family import MAX_MEMBERS, CodeMember, check_target, pair_lists
 from autoqec.contracts.recorded import RecordedShotsCode
 
 MIN_P = 1e-9
@@ -22,7 +23,11 @@ BASELINES = (*GRAPH_BACKENDS, *ESTIMATED, "bposd0", "bposd_cs10", "bposd_joint",
 
 
 class StimGeneratorCode(Contract):
-    """A circuit from `stim.Circuit.generated` (https://github.com/quantumlib/Stim)."""
+    """A circuit from `stim.Circuit.generated` (https://github.com/quantumlib/Stim), or a family of them.
+
+    In an env file `distance` and `rounds` may be lists, read in pairs, with `target` as one of the pairs. They are
+    stored as `members`, with the target's values in `distance` and `rounds`.
+    """
 
     kind: Literal["stim_generator"] = Field(default="stim_generator", description="selects this code source")
     task: Literal[
@@ -33,8 +38,28 @@ class StimGeneratorCode(Contract):
         "repetition_code:memory",
         "color_code:memory_xyz",
     ] = Field(description="stim's `code_task`")
-    distance: int = Field(ge=2, le=63, description="code distance")
-    rounds: int = Field(ge=1, le=10_000, description="rounds of syndrome measurement")
+    distance: int = Field(ge=2, le=63, description="code distance; of a family, that of its target")
+    rounds: int = Field(ge=1, le=10_000, description="rounds of syndrome measurement; of a family, those of its target")
+    members: tuple[CodeMember, ...] = Field(
+        default=(), max_length=MAX_MEMBERS, description="circuits of a family, the target among them; left out for one"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pair_lists(cls, data: Any) -> Any:
+        return pair_lists(data) if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _target_is_a_member(self) -> StimGeneratorCode:
+        if self.members:
+            check_target(CodeMember(distance=self.distance, rounds=self.rounds), self.members)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_members(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave `members` out for a single circuit, so that its env has the text and hash of earlier versions."""
+        fields: dict[str, Any] = handler(self)
+        return fields if self.members else {key: value for key, value in fields.items() if key != "members"}
 
 
 class StimFileCode(Contract):
@@ -309,3 +334,16 @@ class EnvSpec(Contract):
     def target(self) -> float | None:
         """The p at which decoders are compared; None if the noise comes with the file."""
         return self.noise.target_p if isinstance(self.noise, CircuitDepolarizing) else None
+
+    @property
+    def other_members(self) -> tuple[EnvSpec, ...]:
+        """Envs of the circuits of a family other than its target, each with this one circuit; () without a family."""
+        code = self.code
+        if not isinstance(code, StimGeneratorCode):
+            return ()
+        codes = (code.model_copy(update={**dict(member), "members": ()}) for member in code.members)
+        return tuple(
+            self.model_copy(update={"code": each})
+            for each in codes
+            if (each.distance, each.rounds) != (code.distance, code.rounds)
+        )

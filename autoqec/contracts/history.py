@@ -15,7 +15,14 @@ from autoqec.contracts.provenance import SHA1, SHA256
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork, parent_branches
 from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.contracts.timing import Timing, UtcTime
-from autoqec.contracts.verdict import CompositionVerdict, CountedBy, ReportVersion, Verdict, current_verdict
+from autoqec.contracts.verdict import (
+    CompositionVerdict,
+    CountedBy,
+    MemberResult,
+    ReportVersion,
+    Verdict,
+    current_verdict,
+)
 
 
 class RunInfo(Contract):
@@ -213,6 +220,9 @@ class HistoryRow(RoundMetrics):
     paired_eval_bundle_id: str | None = Field(default=None, description="identifier of the verifier's shots")
     beats_panel: dict[str, bool] | None = Field(
         default=None, description="baseline -> whether the candidate is better with 95% confidence"
+    )
+    holdout_members: tuple[MemberResult, ...] | None = Field(
+        default=None, description="of a family: every circuit at every p on fresh shots, as in the report; else null"
     )
     composition_verdict: CompositionVerdict | None = Field(
         default=None, description="of a verified composition: gain compared with its parents'"

@@ -74,6 +74,21 @@ def validate_pins(pins: Pins) -> dict[str, Any]:
     return {key: _lookup(values, key) for key in pins}
 
 
+def family_pins(pins: Pins, n_circuits: int) -> dict[str, Any]:
+    """Return the pins, with type `local` for an env with several circuits: its weights fit all of them.
+
+    Raises:
+        ContractError: The pins name another type.
+    """
+    if n_circuits < 2:
+        return dict(pins)
+    family = pins.get("type", "local")
+    if family != "local":
+        message = f"the env has {n_circuits} circuits, and weights of type `{family}` belong to one circuit"
+        raise ContractError(message, location="pin type", hint="leave it out, or pin type=local")
+    return {"type": "local", **pins}
+
+
 def format_pins(pins: Pins) -> str:
     """Return the pins as text, such as `training.loop=async, type=mlp`; empty without pins."""
     return ", ".join(f"{key}={value}" for key, value in pins.items())

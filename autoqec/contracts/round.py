@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from autoqec.contracts.base import Contract
 from autoqec.contracts.profiles import ProfileName
 from autoqec.contracts.timing import UtcTime
-from autoqec.contracts.verdict import PairedCounts
+from autoqec.contracts.verdict import MemberCounts, PairedCounts
 
 RoundStatus = Literal[
     "ok",
@@ -150,6 +150,9 @@ class RoundMetrics(Contract):
     val_errors_predecoder: int | None = Field(default=None, description="logical errors with the predecoder")
     val_fixed: int | None = Field(default=None, description="plain wrong, predecoder right")
     val_broken: int | None = Field(default=None, description="plain right, predecoder wrong")
+    val_members: tuple[MemberCounts, ...] | None = Field(
+        default=None, description="of a family: the same counts of every circuit, the target's first; else null"
+    )
     flops_per_syndrome: int | None = Field(
         default=None, description="floating-point operations of the net per shot, counted by the compiler"
     )

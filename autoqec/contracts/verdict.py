@@ -38,6 +38,15 @@ class PairedCounts(Contract):
     broken: int = Field(description="reference right, candidate wrong")
 
 
+class MemberCounts(Contract):
+    """Outcomes of predecoder and inner decoder on validation shots of one circuit of a family."""
+
+    distance: int = Field(description="code distance")
+    rounds: int = Field(description="rounds of syndrome measurement")
+    p: float = Field(description="physical error rate")
+    counts: PairedCounts = Field(description="paired outcomes; the reference is the inner decoder alone")
+
+
 class PairedEffect(Contract):
     """Difference of two logical error rates on the same shots; positive is better for the candidate."""
 
@@ -77,6 +86,25 @@ class Rate(Contract):
     low: float = Field(description="lower end of the 95% interval")
     high: float = Field(description="upper end of the 95% interval")
     per_round: float = Field(description="rate per round of syndrome measurement")
+
+
+class MemberResult(Contract):
+    """The candidate on one circuit of a family at one error rate, compared with the baselines on fresh shots.
+
+    The intervals of all results of all attempts of a run hold together (95%).
+    """
+
+    distance: int = Field(description="code distance")
+    rounds: int = Field(description="rounds of syndrome measurement")
+    p: float = Field(description="physical error rate")
+    effects: tuple[PairedEffect, ...] = Field(description="against each baseline, the inner decoder alone first")
+    holds: bool = Field(
+        description="the gain over the inner decoder alone is claimed here: the verdict is VERIFIED and, except at the "
+        "target, the interval's lower end reaches `min_relative_gain`"
+    )
+
+    def __str__(self) -> str:
+        return f"d={self.distance} r={self.rounds} p={self.p:g}"
 
 
 class BaselineResult(Contract):
@@ -236,6 +264,9 @@ class VerifyReport(Contract):
     )
     panel: tuple[BaselineResult, ...] = Field(default=(), description="comparison with each baseline")
     points: tuple[PairedEffect, ...] = Field(default=(), description="the env's other p, against each baseline")
+    members: tuple[MemberResult, ...] = Field(
+        default=(), description="every circuit of a family at every p, the target at its p first; else empty"
+    )
     test: SequentialTest | None = Field(description="the sequential test; null if it was not reached")
     guards: tuple[Guard, ...] = Field(description="checks that every candidate must pass")
     cost: Cost | None = Field(description="null if the candidate could not be built")

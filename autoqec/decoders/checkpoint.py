@@ -111,6 +111,33 @@ def _gate(payload: dict[str, Any], dsl: PredecoderDSL, location: str) -> float |
     return nats
 
 
+def load_for_member(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
+    """Load a checkpoint of a family's target for another circuit of the family.
+
+    Returns:
+        The predecoder, in eval mode, with its config.
+
+    Raises:
+        ContractError: The checkpoint is malformed, its weights belong to one circuit, or some of the circuit's are
+            missing.
+    """
+    payload, dsl = _read_translation_invariant(path)
+    model = compile_predecoder(dsl, problem, seed=0)
+    own = model.state_dict()
+    state = {name: value for name, value in payload["state_dict"].items() if name in own}
+    restore(model, state | {"circuit_sha256": own["circuit_sha256"]}, location=str(path))
+    model.gate = _gate(payload, dsl, str(path))
+    return model.eval(), dsl
+
+
+def _read_translation_invariant(path: Path) -> tuple[dict[str, Any], PredecoderDSL]:
+    payload = read(path)
+    dsl = parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
+    if not dsl.translation_invariant:
+        raise ContractError(f"weights of type `{dsl.type}` belong to one circuit", location=str(path))
+    return payload, dsl
+
+
 def load_for_other_circuit(path: Path, problem: Problem) -> tuple[Predecoder, np.ndarray]:
     """Load the weights of a translation-invariant predecoder for another circuit of the same family.
 
@@ -122,10 +149,7 @@ def load_for_other_circuit(path: Path, problem: Problem) -> tuple[Predecoder, np
             of a trained class.
     """
     location = str(path)
-    payload = read(path)
-    dsl = parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
-    if not dsl.translation_invariant:
-        raise ContractError(f"weights of type `{dsl.type}` belong to one circuit", location=location)
+    payload, dsl = _read_translation_invariant(path)
     model = compile_predecoder(dsl, problem, seed=0)
     model.gate = _gate(payload, dsl, location)
     state = {name: value for name, value in payload["state_dict"].items() if name != "circuit_sha256"}

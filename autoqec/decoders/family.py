@@ -1,4 +1,4 @@
-"""Evaluation of one checkpoint on several circuits of a family: other distances, numbers of rounds and error rates.
+"""Families of circuits that share one set of weights: building the networks, and evaluating a checkpoint on them.
 
 All comparisons of one call share one error budget: their intervals hold simultaneously (Bonferroni).
 """
@@ -13,12 +13,14 @@ from typing import Literal
 from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error
-from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.env import CORRELATED, SEED_SPACE, EnvSpec, StimGeneratorCode
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.decoders import checkpoint
+from autoqec.decoders.base import Predecoder
 from autoqec.decoders.decoding import CheckpointDecoder
-from autoqec.errors import UsageError
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.errors import ContractError, UsageError
 from autoqec.qec.backends import make_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import band_seed, sample
@@ -54,7 +56,7 @@ class MemberEffect:
 
     Attributes:
         member: The circuit.
-        trained: Whether the circuit, at the target p, is the one that the checkpoint's env describes.
+        trained: Whether the checkpoint's env describes the circuit, at its target p.
         effects: One per reference, with intervals that hold for all members and references together.
     """
 
@@ -78,6 +80,11 @@ def target_member(env: EnvSpec) -> Member:
     return Member(env.code.distance, env.code.rounds, env.target)
 
 
+def trained_members(env: EnvSpec) -> list[Member]:
+    """Return the circuits that the checkpoint of an env is trained on, its target first."""
+    return [target_member(each) for each in (env, *env.other_members)]
+
+
 def member_env(env: EnvSpec, member: Member) -> EnvSpec:
     """Return the env with the distance, rounds and error rate of a member.
 
@@ -85,12 +92,73 @@ def member_env(env: EnvSpec, member: Member) -> EnvSpec:
         UsageError: A value is out of range.
     """
     fields = env.dump()
-    fields["code"] |= {"distance": member.distance, "rounds": member.rounds}
+    fields["code"] |= {"distance": member.distance, "rounds": member.rounds, "members": ()}
     fields["noise"] |= {"p": [member.p], "target_p": member.p}
     try:
         return EnvSpec.model_validate(fields, extra="allow")
     except ValidationError as error:
         raise UsageError(first_validation_error(error), location=str(member), hint="choose another value") from error
+
+
+def compile_members(
+    dsl: PredecoderDSL, model: Predecoder, env: EnvSpec, problems: Sequence[Problem]
+) -> list[Predecoder]:
+    """Build the networks of a family's other circuits; they use the parameters of the target's network.
+
+    Args:
+        dsl: The config of `model`.
+        model: The network of the env's target.
+        env: The env.
+        problems: The other circuits.
+
+    Raises:
+        ContractError: The config's weights belong to one circuit, its loop mixes no circuits, or a circuit has edges of
+            a class that the target's circuit lacks.
+    """
+    location = f"env {env.name}"
+    if problems and not dsl.translation_invariant:
+        message = f"the env has {len(problems) + 1} circuits, and weights of type `{dsl.type}` belong to one circuit"
+        raise ContractError(message, location=location, hint="choose type `local`, whose weights all circuits share")
+    if problems and dsl.training.replay is not None:
+        message = "shots of different circuits cannot share a replay buffer"
+        raise ContractError(message, location="training.loop", hint="choose a loop of `minibatch` or `sync`")
+    models = [compile_predecoder(dsl, problem, seed=0) for problem in problems]
+    parameters = dict(model.named_parameters())
+    for problem, other in zip(problems, models, strict=True):
+        for name, own in list(other.named_parameters()):
+            if name not in parameters or parameters[name].shape != own.shape:
+                size = target_member(problem.env)
+                raise ContractError(
+                    f"`{name}` of the circuit {size} has no counterpart in the target's circuit",
+                    location=location,
+                    hint="make the circuit with all kinds of edges the target: 3 or more rounds, an odd distance",
+                )
+            *path, last = name.split(".")
+            setattr(other.get_submodule(".".join(path)), last, parameters[name])
+        other.gate = model.gate
+    return models
+
+
+def require_shared_weights(env: EnvSpec, inputs: str) -> None:
+    """Check that all circuits of a family can share the weights of a network.
+
+    Args:
+        env: The env; nothing is checked for a single circuit.
+        inputs: Which detectors a network of this env reads.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    problems = [Problem.from_env(each) for each in env.other_members]
+    if not problems:
+        return
+    dsl = PredecoderDSL.model_validate({"type": "local", "local": {"inputs": inputs, "hidden": 2}})
+    try:
+        compile_members(dsl, compile_predecoder(dsl, Problem.from_env(env), seed=0), env, problems)
+    except ContractError as error:
+        raise UsageError(error.message, location=error.location, hint=error.hint) from error
+    except ValueError as error:  # of the module: detectors without coordinates
+        raise UsageError(str(error), location=f"env {env.name}", hint="give an env of one circuit") from error
 
 
 def check_members(env: EnvSpec, path: Path, members: Sequence[Member]) -> None:
@@ -147,7 +215,7 @@ def evaluate_members(
         effects = tuple(
             paired_effect(counts[name], reference=name, p=member.p, confidence=confidence) for name in references
         )
-        yield MemberEffect(member, member == target_member(env), effects)
+        yield MemberEffect(member, member in trained_members(env), effects)
 
 
 def simultaneous_confidence(alpha: float, n_intervals: int) -> float:

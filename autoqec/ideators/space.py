@@ -159,6 +159,8 @@ def templates(env: EnvSpec | None, inputs: str) -> tuple[Template, ...]:
     code = env.code
     if not isinstance(code, StimGeneratorCode) or not code.task.startswith("surface_code:"):
         return TEMPLATES
+    if code.members:
+        return (LOCAL_TEMPLATE,)
     return (LOCAL_TEMPLATE, *TEMPLATES) if code.distance >= MIN_LOCAL_DISTANCE else TEMPLATES
 
 

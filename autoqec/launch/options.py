@@ -11,7 +11,7 @@ from autoqec import locate
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import RunInfo
-from autoqec.contracts.pins import apply_pins, format_pins
+from autoqec.contracts.pins import apply_pins, family_pins, format_pins
 from autoqec.contracts.profiles import PROFILES, ProfileName
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
@@ -135,7 +135,10 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
     if "open_modules" in explicit and chosen["open_modules"] and "coder" not in choice.models:
         message = f"ideator `{choice.ideator}` proposes configs only, so no code is edited"
         raise UsageError(message, location="--open-modules", hint="--ideator llm")
-    pins = dict(info.pins) if info else pins
+    if info is None:
+        pins = family_pins(pins, 1 + len(load_env(locate.env_file(str(env_name)))[0].other_members))
+    else:
+        pins = dict(info.pins)
     if resolved.executor == "local":
         _check_gpus(pins)
     profile = info.profile if info else chosen["profile"]

@@ -227,6 +227,8 @@ def verification_fields(report: VerifyReport) -> dict[str, Any]:
         "paired_eval_bundle_id": report.bundle_id,
         "beats_panel": {member.name: member.beats for member in report.panel} or None,
     }
+    if report.members:
+        fields["holdout_members"] = report.members
     if report.composition is not None:
         fields["composition_verdict"] = report.composition.verdict
         fields["composition_bundle_id"] = report.composition.bundle_id

@@ -18,7 +18,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import OnEvent, RunResumed, RunStarted
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
-from autoqec.contracts.pins import Pins, validate_pins
+from autoqec.contracts.pins import Pins, family_pins, validate_pins
 from autoqec.contracts.profiles import ProfileName
 from autoqec.contracts.settings import RunSettings
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
@@ -165,7 +165,7 @@ def start_run(
     Raises:
         UsageError: An argument or the repository is not usable; nothing was written.
     """
-    held_pins = validate_pins(pins or {})
+    validate_pins(pins or {})
     start = check_start(env_path, repo, profile, secret_file=secret_file)
     roles = roles or Roles(search(ideator))
     common: dict[str, Any] = {
@@ -173,7 +173,7 @@ def start_run(
         "profile": profile,
         "seed": seed,
         "ideator": ideator,
-        "pins": held_pins,
+        "pins": validate_pins(family_pins(pins or {}, 1 + len(start.env.other_members))),
         "command_line": command_line,
     }
 

@@ -190,11 +190,13 @@ class NetworkOptions:
 
 
 def find_network_options(env: EnvSpec) -> NetworkOptions:
-    """Build the decoding problem at every noise point.
+    """Build the decoding problem at every noise point; of a family, also every circuit's network.
 
     Raises:
-        UsageError: A circuit cannot be decoded, or no network is within the env's limits.
+        UsageError: A circuit cannot be decoded, no network is within the env's limits, or the circuits of a family
+            cannot share weights.
     """
+    from autoqec.decoders import family
     from autoqec.decoders.feasibility import require_feasible_limits
     from autoqec.decoders.gating import has_gap
     from autoqec.qec import external_decoders
@@ -204,6 +206,7 @@ def find_network_options(env: EnvSpec) -> NetworkOptions:
     problems = [Problem.from_env(env, p) for p in env.points]
     inputs = "other_sector" if len(problems[0].graph.out_of_sector) else "all"
     require_feasible_limits(env.constraints, problems[0], inputs)
+    family.require_shared_weights(env, inputs)
     return NetworkOptions(inputs, gate_available=all(has_gap(problem) for problem in problems))
 
 

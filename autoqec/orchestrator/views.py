@@ -13,7 +13,7 @@ from autoqec.contracts.history import HistoryRow, RunInfo, Verification
 from autoqec.contracts.verdict import Verdict
 from autoqec.ideators.analyst import describe_measurement
 from autoqec.reporting.run_report import has_legacy_verdict
-from autoqec.reporting.text import code_span, markdown
+from autoqec.reporting.text import code_span, markdown, member_line
 from autoqec.store.run_state import Draft, RoundState, RunState, Totals
 
 
@@ -60,6 +60,7 @@ def section(row: HistoryRow, state: RunState | Draft) -> str:
         ("Result", measured if row.status == "ok" else _without_result(row)),
         ("Times", f"{row.timing.describe()}." if row.started_at is not None else ""),
         ("Verification", _verification(row.verification) if row.verification else ""),
+        ("Family", _family(row)),
         ("Meaning", _meaning(row)),
         ("Analyst (opinion)", f"“{opinion}”" if (opinion := _opinion(row, measured)) else ""),
         ("Next hypothesis", f"{_clause(row.next_hypothesis_seed)}." if row.next_hypothesis_seed else ""),
@@ -106,6 +107,18 @@ def _verification(found: Verification) -> str:
         text += f" Compared with its parents on another draw: {found.composition}."
     reasons = _clause("; ".join(found.reasons))
     return f"{text} Reasons: {reasons}." if reasons else text
+
+
+def _family(row: HistoryRow) -> str:
+    """Results on the circuits of a family: counts on val shots, gains on fresh shots and whether they are claimed."""
+    counts = [
+        f"d={member.distance} r={member.rounds} {member.counts.errors_reference} → {member.counts.errors_candidate}"
+        for member in row.val_members or ()
+    ]
+    found = f"Errors on {row.val_shots} val shots each: {', '.join(counts)}." if counts else ""
+    gains = "; ".join(map(member_line, row.holdout_members or ()))
+    together = " Intervals of all circuits and attempts hold together."
+    return f"{found} Fresh shots: {gains}.{together}".strip() if gains else found
 
 
 def _gain(found: Verification) -> str:

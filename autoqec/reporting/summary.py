@@ -14,7 +14,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.timing import seconds_between
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE, RoundEntry, RunReport, has_legacy_verdict, outcome
-from autoqec.reporting.text import count, duration, effect_line, interval, percent, plain, pluralize
+from autoqec.reporting.text import count, duration, effect_line, interval, member_line, percent, plain, pluralize
 
 MAX_FRONT_ROWS = 20
 MAX_ROUND_ROWS = 200  # rich lays out every cell: of thousands of rows that would take seconds
@@ -195,6 +195,10 @@ def _best(run: RunReport) -> Iterator[RenderableType]:
     if run.best_verification is not None:
         for member in run.best_verification.panel:
             yield Text("  " + effect_line(plain(member.name), member.against))
+        if run.best_verification.members:
+            yield Text("  circuits of the family, all intervals of the run together 95%:")
+        for result in run.best_verification.members:
+            yield Text("    " + member_line(result))
     else:
         yield Text(f"  verification report cannot be read: {_display_path(files.report_json)}")
     yield Text(f"  git checkout {plain(pareto.branch)}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autoqec.contracts.verdict import PairedEffect
+    from autoqec.contracts.verdict import MemberResult, PairedEffect
 
 BARS = "▁▂▃▄▅▆▇█"
 # An underscore inside a word, as in `finetune_share`, is no markup in CommonMark.
@@ -94,3 +94,13 @@ def effect_line(name: str, effect: PairedEffect) -> str:
     delta = f"Δ = {effect.delta:+.2e} {interval(effect.delta_low, effect.delta_high, relative=False)} per shot"
     errors = f"{counts.errors_reference} → {counts.errors_candidate} errors in {counts.shots} shots"
     return f"against {name}: {gain} fewer failures; {delta}; {errors} ({counts.fixed} fixed, {counts.broken} broken)"
+
+
+def member_line(member: MemberResult) -> str:
+    """Describe the gain on one circuit of a family over the inner decoder alone, and whether it is claimed."""
+    effect = member.effects[0]
+    gain = f"{percent(effect.relative)} {interval(effect.relative_low, effect.relative_high)}".strip()
+    errors = (
+        f"{effect.counts.errors_reference} → {effect.counts.errors_candidate} errors in {effect.counts.shots} shots"
+    )
+    return f"{member}: {gain} fewer failures, {errors}, {'claimed' if member.holds else 'not claimed'}"

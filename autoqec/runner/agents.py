@@ -111,7 +111,12 @@ class PredecoderAgent(Agent):
     Args:
         model: The predecoder.
         flops_per_syndrome: Cost of one shot's forward pass; it sets how many shots share a pass.
+
+    Attributes:
+        members: Agents of the other circuits of a family, whose networks use the parameters of this one.
     """
+
+    members: tuple[PredecoderAgent, ...] = ()
 
     def __init__(self, model: Predecoder, flops_per_syndrome: int) -> None:
         super().__init__(model)

@@ -60,6 +60,10 @@ class GradientAlgo(ABC):
         self.optimizer = self.make_optimizer()
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
 
+    def share_optimizer(self, other: GradientAlgo) -> None:
+        """Take the steps with the optimizer of another algorithm, whose agent has the same parameters."""
+        self.optimizer, self._base_rates = other.optimizer, other._base_rates
+
     def optimize_agent(self, itr: int, samples: Any) -> OptInfo:
         """Take one optimizer step, unless the loss is not finite.
 
@@ -118,15 +122,16 @@ class SupervisedEdges(GradientAlgo):
         weight_decay: Weight decay of AdamW.
         loss: Bce; focal: terms weighted by (1 - probability of the label)^2 (https://arxiv.org/abs/1708.02002);
             weighted_bce: flipped edges count twice.
+        weight: Factor on the loss.
     """
 
     agent: PredecoderAgent
     warmup_shots = 50_000
     samples_to_buffer = FieldSelection(("detections", "edges"), bits=("detections", "edges"))
 
-    def __init__(self, *, learning_rate: float, weight_decay: float, loss: str = "bce") -> None:
+    def __init__(self, *, learning_rate: float, weight_decay: float, loss: str = "bce", weight: float = 1.0) -> None:
         super().__init__(learning_rate=learning_rate)
-        self.weight_decay, self.variant = weight_decay, loss
+        self.weight_decay, self.variant, self.weight = weight_decay, loss, weight
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Return AdamW."""
@@ -146,9 +151,10 @@ class SupervisedEdges(GradientAlgo):
         labels = torch.from_numpy(samples.edges).to(log_odds)
         if self.variant == "focal":
             terms = F.binary_cross_entropy_with_logits(log_odds, labels, reduction="none")
-            return ((1 - torch.exp(-terms)) ** FOCAL_GAMMA * terms).sum() / n, {}
-        weight = log_odds.new_tensor(POSITIVE_WEIGHT) if self.variant == "weighted_bce" else None
-        return F.binary_cross_entropy_with_logits(log_odds, labels, reduction="sum", pos_weight=weight) / n, {}
+            return self.weight * ((1 - torch.exp(-terms)) ** FOCAL_GAMMA * terms).sum() / n, {}
+        positive = log_odds.new_tensor(POSITIVE_WEIGHT) if self.variant == "weighted_bce" else None
+        loss = F.binary_cross_entropy_with_logits(log_odds, labels, reduction="sum", pos_weight=positive)
+        return self.weight * loss / n, {}
 
 
 class MatchingFinetune(GradientAlgo):
@@ -181,6 +187,12 @@ class MatchingFinetune(GradientAlgo):
             {"params": [self.log_alpha], "lr": self.alpha_learning_rate},
         ]
         return torch.optim.Adam(groups, lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
+
+    def share_optimizer(self, other: GradientAlgo) -> None:
+        """Share alpha, too."""
+        assert isinstance(other, MatchingFinetune)
+        super().share_optimizer(other)
+        self.log_alpha = other.log_alpha
 
     def loss(self, samples: Samples, n: int) -> tuple[Tensor, OptInfo]:
         """Return the cross-entropy of the observable; NaN if the network's outputs are not finite."""

@@ -19,17 +19,18 @@ import torch
 
 from autoqec.contracts.dsl import GateShare, PredecoderDSL, parse_dsl
 from autoqec.contracts.round import FailureCause
-from autoqec.contracts.verdict import PairedCounts
+from autoqec.contracts.verdict import MemberCounts, PairedCounts
 from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.decoders.family import target_member
 from autoqec.decoders.gating import Gate, calibrate_gate
 from autoqec.decoders.latency import predict_time_ratio
 from autoqec.errors import AutoqecError, ContractError, RoundError
 from autoqec.qec.problem import Problem
 from autoqec.runner import training_cost
-from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import val_counts
+from autoqec.runner.family import build_agent, member_problems
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult, ChildSpec, ChildStatus, one_line, out_layout
 from autoqec.runner.training import Phase, TrainingBudget, phases, train
@@ -87,10 +88,14 @@ class RoundTask:
         self.check_time_ratio()
         if self.dsl.training.init == "parent":
             load_parent_weights(self.model, problem, spec.parent_checkpoint)
-        self.agent = PredecoderAgent(self.model, cost.flops_per_syndrome)
-        budget = TrainingBudget.of(
-            spec.profile, self.dsl, training_cost.training_flops(self.model, problem.n_detectors)
-        )
+        self.agent = build_agent(self.model, self.dsl, problem)
+        self.problems = member_problems(problem)
+        self.agents = (self.agent, *self.agent.members)
+        flops_per_shot = [
+            training_cost.training_flops(agent.model, each.n_detectors)
+            for agent, each in zip(self.agents, self.problems, strict=True)
+        ]
+        budget = TrainingBudget.of(spec.profile, self.dsl, sum(flops_per_shot) // len(flops_per_shot))
         self.recorded = None if spec.recorded_dir is None else Path(spec.recorded_dir)
         self.plan: list[Phase] = phases(problem, self.dsl, spec.profile, budget, spec.seed, self.recorded)
 
@@ -129,14 +134,23 @@ class RoundTask:
         checkpoint.save(self.layout.checkpoint, self.model, self.dsl, self.spec.predecoder_config)
 
     def evaluate(self) -> None:
-        """Count logical errors on the val shots."""
+        """Count logical errors on the val shots; of a family, of every circuit."""
         start_time = time.perf_counter()
 
         def report_progress(counts: PairedCounts, total: int) -> None:
             self.report_progress({"phase": "evaluating", **counts.dump(), "budget": total})
 
         shots = self.spec.profile.val_shots
-        self.results["val"] = val_counts(self.problem, self.agent, shots, report_progress, self.recorded)
+        counts = [
+            val_counts(problem, agent, shots, report_progress, self.recorded)
+            for problem, agent in zip(self.problems, self.agents, strict=True)
+        ]
+        self.results["val"] = counts[0]
+        if len(counts) > 1:
+            self.results["val_members"] = tuple(
+                MemberCounts(**vars(target_member(problem.env)), counts=found)
+                for problem, found in zip(self.problems, counts, strict=True)
+            )
         self.results["eval_wallclock_s"] = time.perf_counter() - start_time
 
     def report_progress(self, event: dict[str, Any]) -> None:

@@ -141,6 +141,7 @@ def build_metrics(
             "val_errors_predecoder": val.errors_candidate,
             "val_fixed": val.fixed,
             "val_broken": val.broken,
+            "val_members": result.val_members,
         }
     return RoundMetrics(
         status=result.status,

@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.family import MAX_MEMBERS
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import FailureCause
-from autoqec.contracts.verdict import PairedCounts
+from autoqec.contracts.verdict import MemberCounts, PairedCounts
 from autoqec.store.layout import RoundLayout
 
 EVENTS = "events.jsonl"
@@ -42,6 +43,7 @@ class ChildResult(Contract):
     reason: str | None = Field(default=None, max_length=REASON_LENGTH)
     cause: FailureCause | None = None
     val: PairedCounts | None = None
+    val_members: tuple[MemberCounts, ...] | None = Field(default=None, max_length=MAX_MEMBERS)
     n_params: int | None = None
     flops_per_syndrome: int | None = None
     train_steps: int | None = None

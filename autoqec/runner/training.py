@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile
-from autoqec.decoders import flops, overlay
+from autoqec.decoders import overlay
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
 from autoqec.qec.logical_classes import LogicalClassMatcher
@@ -19,12 +19,13 @@ from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, MatchingFinetune, SupervisedEdges
 from autoqec.runner.devices import resolve_device, resolve_rank_device
+from autoqec.runner.family import FamilyAlgo, FamilySampler, build_agent, member_problems
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.loops.async_rl import AsyncRl, AsyncRlEval
 from autoqec.runner.loops.minibatch import MinibatchRl, MinibatchRlBase, MinibatchRlEval
 from autoqec.runner.loops.sync import SyncRl, SyncRlEval
 from autoqec.runner.policy_gradient import PolicyGradient, PolicySampler
-from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, ShotSampler
+from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, Sampler
 
 LOOPS: dict[str, type[MinibatchRlBase]] = {
     "minibatch": MinibatchRl,
@@ -75,7 +76,7 @@ class Phase:
     """
 
     name: str
-    sampler: ShotSampler
+    sampler: Sampler
     algo: GradientAlgo
     n_shots: int
     build: PhaseFactory
@@ -98,13 +99,13 @@ class PhaseFactory:
     threads: int
     recorded: Path | None
 
-    def __call__(self) -> tuple[PredecoderAgent, ShotSampler, GradientAlgo]:
+    def __call__(self) -> tuple[PredecoderAgent, Sampler, GradientAlgo]:
         """Build the phase."""
         torch.set_num_threads(self.threads)
         overlay.use_modules_dir(self.modules_dir)
         problem = Problem.from_env(self.env)
         model = compile_predecoder(self.dsl, problem, seed=self.seed)
-        agent = PredecoderAgent(model, flops.count(model, problem.n_detectors).flops_per_syndrome)
+        agent = build_agent(model, self.dsl, problem)
         plan = phases(problem, self.dsl, self.profile, self.budget, self.seed, self.recorded)
         phase = next(phase for phase in plan if phase.name == self.phase)
         return agent, phase.sampler, phase.algo
@@ -118,7 +119,39 @@ def phases(
     seed: int,
     recorded: Path | None = None,
 ) -> list[Phase]:
-    """Return the phases in order.
+    """Return the phases in order; of a family, its circuits take turns in each of them, with equal weight."""
+    plans = [
+        _circuit_phases(each, dsl, profile, budget, seed, recorded, _loss_weight(problem, each, dsl))
+        for each in member_problems(problem)
+    ]
+    if len(plans) == 1:
+        return plans[0]
+    return [
+        replace(
+            parts[0],
+            sampler=FamilySampler([part.sampler for part in parts]),
+            algo=FamilyAlgo([part.algo for part in parts]),
+            build=replace(parts[0].build, env=problem.env),
+        )
+        for parts in zip(*plans, strict=True)
+    ]
+
+
+def _loss_weight(target: Problem, problem: Problem, dsl: PredecoderDSL) -> float:
+    """Return the factor that gives the loss of a circuit, a sum over its edges, the weight of the target's."""
+    return target.variables(dsl.output_mode).n_edges / problem.variables(dsl.output_mode).n_edges
+
+
+def _circuit_phases(
+    problem: Problem,
+    dsl: PredecoderDSL,
+    profile: Profile,
+    budget: TrainingBudget,
+    seed: int,
+    recorded: Path | None,
+    weight: float,
+) -> list[Phase]:
+    """Return the phases of one circuit.
 
     The first phase needs the errors behind each shot, so it trains on shots of the model; fine-tuning needs the
     observables alone, so an env of recorded shots fine-tunes on those in `recorded`. Fine-tuning is through the
@@ -142,6 +175,7 @@ def phases(
                 learning_rate=training_config.learning_rate,
                 weight_decay=training_config.weight_decay,
                 loss=training_config.loss,
+                weight=weight,
             ),
             budget.train_shots,
             phase_factory("training"),

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-
-from autoqec.decoders.base import Predecoder
 
 # Fitted on 13 networks (dense and graph, one core, 2 x AVX-512): seconds = 1.1e-11 x (matrix flops + 25 x elements
 # written), within a factor 1.8 either way. Backward costs twice forward.
@@ -31,7 +29,7 @@ class _ElementCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def training_flops(model: Predecoder, n_detectors: int) -> int:
+def training_flops(model: nn.Module, n_detectors: int) -> int:
     """Return the weighted operations per shot of a forward and a backward pass."""
     with torch.no_grad(), FlopCounterMode(display=False) as matrix, _ElementCounter() as element_counter:
         model(torch.zeros(1, n_detectors))

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from autoqec.contracts.env import EnvSpec, StimGeneratorCode
 from autoqec.contracts.events import CompositionCompared, VerdictReached
+from autoqec.contracts.family import CodeMember
 from autoqec.contracts.timing import utc_now
-from autoqec.contracts.verdict import Composition, Cost, Guard, PairedCounts, PairedEffect, Verdict, VerifyReport
+from autoqec.contracts.verdict import (
+    Composition,
+    Cost,
+    Guard,
+    MemberResult,
+    PairedCounts,
+    PairedEffect,
+    Verdict,
+    VerifyReport,
+)
 from autoqec.qec.stats import paired_effect, rate
 from autoqec.system import machine
 from autoqec.verification import artifact, guards
@@ -34,9 +45,11 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
     cost = count_cost(session, evidence)
     all_guards = _guards(session, evidence, cost, recorded_circuit)
     strength = baselines if request.rules >= 2 else ()
+    members: tuple[MemberResult, ...] = ()
     if evidence.recorded is None:
         verdict, reasons = decide(env, evidence.test, effect, all_guards, strength, request.rules)
-        claimed = claim(env, verdict, effect, strength)
+        members = member_results(env, evidence, verdict, request.attempt_index)
+        claimed = claim(env, verdict, effect, strength, members)
     else:
         verdict, reasons = decide_recorded(env, evidence.test, effect, all_guards, evidence.recorded)
         claimed = claim_recorded(env, verdict, effect, evidence.recorded)
@@ -63,6 +76,7 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
         effect_simultaneous=_simultaneous(session, effect),
         panel=baselines,
         points=tuple(evidence.points),
+        members=members,
         test=evidence.test,
         guards=all_guards,
         cost=cost,
@@ -79,22 +93,45 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
     )
 
 
-def simultaneous_effect(effect: PairedEffect | None, attempt_index: int) -> PairedEffect | None:
+def member_results(env: EnvSpec, evidence: Evidence, verdict: Verdict, attempt_index: int) -> tuple[MemberResult, ...]:
+    """Return the results on every circuit of a family at every p, the target at its p first; () without a family.
+
+    The intervals of all of them and of all attempts of the run hold together. The target at its p is claimed by the
+    sequential test, the others by their intervals, and none unless the verdict is VERIFIED: see docs/adr/0019.
+    """
+    if not (isinstance(env.code, StimGeneratorCode) and env.code.members and evidence.members):
+        return ()
+    target = CodeMember(distance=env.code.distance, rounds=env.code.rounds)
+    measured = [(target, tuple(evidence.effects.values()))]
+    for p in dict.fromkeys(point.p for point in evidence.points):
+        measured.append((target, tuple(point for point in evidence.points if point.p == p)))
+    measured += [(draw.size, tuple(effects.values())) for draw, effects in evidence.members]
+    n_intervals = sum(len(effects) for _, effects in measured)
+    results = []
+    for index, (member, effects) in enumerate(measured):
+        wide = [simultaneous_effect(effect, attempt_index, n_intervals) for effect in effects]
+        low = wide[0].relative_low
+        shown = index == 0 or (low is not None and low > 0 and low >= env.protocol.min_relative_gain)
+        results.append(
+            MemberResult(**member.dump(), p=effects[0].p, effects=wide, holds=shown and verdict == "VERIFIED")
+        )
+    return tuple(results)
+
+
+def simultaneous_effect(effect: PairedEffect, attempt_index: int, n_intervals: int = 1) -> PairedEffect:
     """Widen the intervals so that those of all attempts of a run hold together with 95% confidence.
 
     Attempt t gets miscoverage 5% / (t (t + 1)); these sum to 5% over the run, so the interval of an attempt that was
-    selected for its large gain is covered as well as any other.
+    selected for its large gain is covered as well as any other. Several intervals of one attempt share its part.
     """
-    if effect is None:
-        return None
-    confidence = 1 - MISCOVERAGE * e_lond_weight(attempt_index)
+    confidence = 1 - MISCOVERAGE * e_lond_weight(attempt_index) / n_intervals
     return paired_effect(effect.counts, reference=effect.reference, p=effect.p, confidence=confidence)
 
 
 def _simultaneous(session: VerificationSession, effect: PairedEffect | None) -> PairedEffect | None:
     if isinstance(session, RecordedSession):
         return None if effect is None else session.effect(effect.reference, simultaneous=True)
-    return simultaneous_effect(effect, session.request.attempt_index) if session.request.rules >= 2 else None
+    return simultaneous_effect(effect, session.request.attempt_index) if effect and session.request.rules >= 2 else None
 
 
 def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
@@ -137,7 +174,7 @@ def _guards(
         guards.same_circuit(
             session.problem, evidence.model.circuit_sha256 if evidence.model else None, recorded_circuit
         ),
-        guards.complete(evidence.failures, evidence.shots_sent),
+        guards.complete(evidence.failures, evidence.shots_sent + evidence.member_shots_sent),
         guards.cost(
             cost,
             env,
@@ -195,6 +232,7 @@ def _not_tested(session: VerificationSession, evidence: Evidence, effect: Paired
         if evidence.recorded is None
         else "shots of other times, devices and codes, and looks of other runs at the same test blocks",
         "latency on a real-time system: the cost is counted, not measured against a deadline",
+        *(["cost on the family's other circuits: it is counted and measured on the target"] * bool(evidence.members)),
         *evidence.not_run,
     ]
     if len(session.env.points) == 1:

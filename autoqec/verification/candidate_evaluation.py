@@ -186,7 +186,7 @@ class CandidateEvaluation:
             self.keep_for_guards(answer, self.score_answer(self.decoder, answer)[1])
 
     def effect(
-        self, shots: int, baselines: Baselines, on_progress: Callable[[PairedCounts], None]
+        self, shots: int, baselines: Baselines, on_progress: Callable[[PairedCounts], None], purpose: str = "effect"
     ) -> dict[str, PairedEffect]:
         """Measure the candidate against every baseline on one fresh draw of fixed length.
 
@@ -194,12 +194,13 @@ class CandidateEvaluation:
             shots: Length of the draw.
             baselines: Decoders to compare with.
             on_progress: Called with the counts against the baseline decoder after each chunk.
+            purpose: Names the draw in the shot stream.
 
         Returns:
             The effect by baseline name.
         """
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
-        for answer in self.answers(self.decoder, self.problem, "effect", shots):
+        for answer in self.answers(self.decoder, self.problem, purpose, shots):
             candidate_errors, predictions = self.score_answer(self.decoder, answer)
             if self.guard_shots.samples_all:
                 self.keep_for_guards(answer, predictions)

@@ -21,7 +21,13 @@ MAX_OPEN_FILES = 256  # pipes hold memory that is in no account, 64 KiB each
 ANSWER_TIMEOUT_S = 300.0  # longest wait for one chunk, however much time is left
 
 
-def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, profile: Profile) -> CandidateClient:
+def start(
+    frozen: FrozenArtifact,
+    env_text: str,
+    dsl: PredecoderDSL,
+    profile: Profile,
+    member: tuple[int, float] | None = None,
+) -> CandidateClient:
     """Start a candidate process under the profile's limits and send its specification.
 
     Args:
@@ -29,6 +35,7 @@ def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, profile: Pr
         env_text: The run's env.yaml.
         dsl: The round's config.
         profile: Limits of time and memory.
+        member: Index in the env's `other_members` and p of the circuit to decode; None for the env's target.
 
     Raises:
         UsageError: The sandbox cannot hide the run from the process.
@@ -65,6 +72,7 @@ def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, profile: Pr
     client.send_spec(
         {
             "env_text": env_text,
+            "member": member,
             "checkpoint": str(artifact / frozen.checkpoint.name),
             "dsl_config": dsl.config(),
             "modules_dir": str(artifact / frozen.modules_dir.name) if frozen.modules_dir else None,

@@ -9,6 +9,7 @@ from autoqec.contracts.verdict import (
     REPORT_VERSION,
     BaselineResult,
     Guard,
+    MemberResult,
     PairedEffect,
     RecordedEvidence,
     ReportVersion,
@@ -18,7 +19,7 @@ from autoqec.contracts.verdict import (
 from autoqec.qec.stats import detectable_effect
 
 # These guards show harm or missing answers; every other guard shows that the figures cannot be trusted.
-FAILING_GUARDS = frozenset({"complete", "other_points"})
+FAILING_GUARDS = frozenset({"complete", "other_points", "other_members"})
 
 
 def decide(
@@ -179,9 +180,16 @@ def _required_gain(env: EnvSpec) -> str:
     return f"{100 * env.protocol.min_relative_gain:g}%"
 
 
-def claim(env: EnvSpec, verdict: Verdict, effect: PairedEffect | None, baselines: Sequence[BaselineResult] = ()) -> str:
-    """Return the statement that the evidence supports, in one sentence; a second one names unbeaten baselines."""
-    where = f"on {env.name}" + ("" if env.target is None else f" at p = {env.target:g}")
+def claim(
+    env: EnvSpec,
+    verdict: Verdict,
+    effect: PairedEffect | None,
+    baselines: Sequence[BaselineResult] = (),
+    members: Sequence[MemberResult] = (),
+) -> str:
+    """Return what the evidence supports: the gain, unbeaten baselines, and the family's other circuits."""
+    circuit = f" (d={members[0].distance} r={members[0].rounds})" if members else ""
+    where = f"on {env.name}{circuit}" + ("" if env.target is None else f" at p = {env.target:g}")
     if effect is None or effect.relative is None or effect.relative_low is None or effect.relative_high is None:
         return f"Nothing is claimed {where}: there is no measured gain."
     low, high = 100 * effect.relative_low, 100 * effect.relative_high
@@ -193,4 +201,17 @@ def claim(env: EnvSpec, verdict: Verdict, effect: PairedEffect | None, baselines
     found = f"{where[0].upper()}{where[1:]}, {env.plain} with this predecoder makes {figures} alone ({shots})."
     if unbeaten:
         found += f" It is not shown to beat {', '.join(unbeaten)}, which makes fewer errors than {env.plain}."
-    return found
+    return found + _claim_of_members(members[1:])
+
+
+def _claim_of_members(members: Sequence[MemberResult]) -> str:
+    """Name the other circuits and p of a family for which the gain is claimed, and those for which it is not."""
+    held, open_ = ([member for member in members if member.holds is holds] for holds in (True, False))
+    gains = [
+        f"{member} {100 * (gain.relative or 0):.1f}% [{100 * (gain.relative_low or 0):.1f}, "
+        f"{100 * (gain.relative_high or 0):.1f}]"
+        for member in held
+        for gain in member.effects[:1]
+    ]
+    text = f" A gain is also claimed for {'; '.join(gains)} (intervals that hold together)." if held else ""
+    return text + (f" It is not shown for {'; '.join(map(str, open_))}." if open_ else "")

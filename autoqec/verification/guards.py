@@ -177,6 +177,17 @@ def other_points(points: tuple[PairedEffect, ...]) -> Guard:
     return Guard(name="other_points", passed=not harmed, evidence=detail or "the env has no other p")
 
 
+def other_members(effects: Mapping[str, PairedEffect]) -> Guard:
+    """Check for harm on the other circuits of a family, by name with p; the level is shared by them."""
+    counts = {name: effect.counts for name, effect in effects.items()}
+    level = HARM_LEVEL / max(1, len(effects))
+    harmed = [name for name, each in counts.items() if log_e_value(each.broken, each.fixed) >= -math.log(level)]
+    detail = "; ".join(
+        f"{name}: fixes {each.fixed}, breaks {each.broken} of {each.shots}" for name, each in counts.items()
+    )
+    return Guard(name="other_members", passed=not harmed, evidence=detail)
+
+
 def cost(
     counted: Cost | None,
     env: EnvSpec,

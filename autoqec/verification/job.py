@@ -23,6 +23,7 @@ from autoqec.system import machine
 from autoqec.verification import verifier
 from autoqec.verification.composition import SHOT_PURPOSE
 from autoqec.verification.guard_shots import MAX_EXTRA_CHUNKS
+from autoqec.verification.member_draws import member_draws
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.shot_stream import CHUNK, DerivedSeeds, ShotStream, commitment, joint_sha256
 
@@ -83,6 +84,7 @@ def derive_seeds(request: VerifyRequest, order: VerificationOrder) -> Verificati
     profile, env = request.profile, request.env
     shots = {"test": profile.judge_test_shots, "effect": profile.judge_effect_shots}
     shots |= {f"point:{p:g}": profile.judge_point_shots for p in env.points if p not in (None, env.target)}
+    shots |= {draw.purpose: draw.shots(profile) for draw in member_draws(env)}
     chunks = {purpose: -(-count // CHUNK) for purpose, count in shots.items()}
     chunks |= {"guards": 1 + MAX_EXTRA_CHUNKS, **RANDOM_CHOICES}
     artifact = order.candidate.artifact_sha256

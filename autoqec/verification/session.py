@@ -20,6 +20,7 @@ from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure, Usage
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, same_edges
 from autoqec.verification.guard_shots import GuardChunk, rebatched_answers, repeated_answers
+from autoqec.verification.member_draws import MemberDraw, member_draws
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_stream import ShotStream
@@ -46,6 +47,7 @@ class Evidence:
         model: None if no net was built.
         effects: Effect draw, by baseline name; empty if it was not reached.
         points: The env's other p, against each baseline.
+        members: Draws of other circuits of a family with their effects by baseline name.
         guards: Guards that need answers of the candidate.
         usage: Resources of the first process since it imported branch code; `startup_cpu_s` until it had built the net.
         second_cpu_s: CPU time of the second process from that import until it had repeated `repeated_shots` shots.
@@ -61,10 +63,12 @@ class Evidence:
     test: SequentialTest | None = None
     effects: dict[str, PairedEffect] = field(default_factory=dict)
     points: list[PairedEffect] = field(default_factory=list)
+    members: list[tuple[MemberDraw, dict[str, PairedEffect]]] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
     not_run: list[str] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     shots_sent: int = 0
+    member_shots_sent: int = 0
     ambiguous_share: float | None = None
     startup_cpu_s: float = 0.0
     second_cpu_s: float = 0.0
@@ -125,11 +129,37 @@ class VerificationSession:
                 evaluation.failures[str(model)] += 0
         evidence.failures, evidence.shots_sent = dict(evaluation.failures), evaluation.shots_sent
         evidence.ambiguous_share = evaluation.ambiguous_share
+        if evidence.effects and not evidence.failures:
+            for draw in member_draws(self.env):
+                self._measure_member(draw)
+            if evidence.members:
+                gains = {str(draw): effects[self.env.plain] for draw, effects in evidence.members}
+                evidence.guards.append(guards.other_members(gains))
         return evidence
 
-    def _start(self) -> CandidateClient:
+    def _start(self, member: tuple[int, float] | None = None) -> CandidateClient:
         request = self.request
-        return candidate_process.start(self.frozen, request.env_text, request.dsl, request.profile)
+        return candidate_process.start(self.frozen, request.env_text, request.dsl, request.profile, member)
+
+    def _measure_member(self, draw: MemberDraw) -> None:
+        """Measure the candidate on another circuit of the family, in a process of its own."""
+        request, evidence, problem = self.request, self.evidence, draw.problem
+        with closing(self._start((draw.index, draw.p))) as client:
+            model = read_model_info(client)
+            if isinstance(model, CandidateFailure) or model.circuit_sha256 != problem.circuit_sha256:
+                reason = model if isinstance(model, CandidateFailure) else "another circuit was built"
+                evidence.failures[f"{draw}: {reason}"] = 0
+                return
+            gate = checkpoint.resolved_gate(self.frozen.checkpoint, request.dsl)
+            evaluation = CandidateEvaluation(
+                problem, self.shot_stream, client, request.dsl.output_mode, gate, request.rules
+            )
+            baselines, shots = Baselines(problem, request.rules), draw.shots(request.profile)
+            effects = evaluation.effect(shots, baselines, lambda counts: None, draw.purpose)
+            evidence.members.append((draw, effects))
+            evidence.failures |= {f"{draw}: {why}": n for why, n in evaluation.failures.items()}
+            evidence.member_shots_sent += evaluation.shots_sent
+        self.on_event(PointMeasured(round=self.round, p=draw.p, relative=effects[self.env.plain].relative))
 
     def _measure(self, evaluation: CandidateEvaluation) -> None:
         """Run the test, then the effect draw, the other points and the canary."""

@@ -19,6 +19,7 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, unpack
+from autoqec.verification.member_draws import member_draws
 from autoqec.verification.shot_stream import SEALED, ShotStream, joint_sha256, shot_bytes
 
 
@@ -96,6 +97,7 @@ def redraw_chunks(report: VerifyReport, env: EnvSpec, secret: bytes) -> Iterator
         composition_stream = ShotStream(secret, key, env.seed_policy.holdout)
     problems = {"": Problem.from_env(env)}
     problems |= {f"point:{p:g}": Problem.from_env(env, p) for p in env.points if p not in (None, env.target)}
+    problems |= {draw.purpose: draw.problem for draw in member_draws(env)}
     for name, digest in report_chunk_digests(report).items():
         purpose, _, index = name.rpartition("/")
         if purpose == SEALED:

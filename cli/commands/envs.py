@@ -32,5 +32,6 @@ def _code(env: EnvSpec) -> str:
     """Describe the code of an env in one line."""
     code = env.code
     if code.kind == "stim_generator":
-        return f"{code.task} d={code.distance} rounds={code.rounds}"
+        members = f"; family of {', '.join(map(str, code.members))}" if code.members else ""
+        return f"{code.task} d={code.distance} rounds={code.rounds}{members}"
     return f"{getattr(code, 'path', code.kind)} rounds={code.rounds}"

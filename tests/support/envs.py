@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
+from autoqec.contracts.family import CodeMember
 from autoqec.qec.problem import Problem
 
 BANDS = SeedPolicy(train=(0, 999_999), val=(1_000_000, 1_999_999), holdout=(2_000_000, 2_999_999))
@@ -35,3 +36,13 @@ def repetition(d: int = 5, p: float = 0.02) -> EnvSpec:
 @lru_cache(maxsize=8)
 def problem(d: int = 3, p: float = 0.01, basis: str = "z") -> Problem:
     return Problem.from_env(surface(d, p, basis))
+
+
+def surface_family(*sizes: tuple[int, int], p: tuple[float, ...] = (0.01,)) -> EnvSpec:
+    """Return the family of these (distance, rounds); the first one is the target."""
+    target, members = sizes[0], tuple(CodeMember(distance=d, rounds=rounds) for d, rounds in sizes)
+    code = StimGeneratorCode(
+        task="surface_code:rotated_memory_z", distance=target[0], rounds=target[1], members=members
+    )
+    noise = CircuitDepolarizing(p=p, target_p=p[0])
+    return EnvSpec(name="family", code=code, noise=noise, seed_policy=BANDS)

@@ -35,7 +35,12 @@ def main() -> None:
     try:
         spec = json.loads(_expect(requests, protocol.SPEC))
         decoder_libraries.block()
-        problem = Problem.from_env(parse_env(spec["env_text"], location="env"))
+        env = parse_env(spec["env_text"], location="env")
+        if spec["member"] is None:
+            problem = Problem.from_env(env)
+        else:
+            index, p = spec["member"]
+            problem = Problem.from_env(env.other_members[index], p)
         send(answers, protocol.READY, b"")  # CPU time and memory are counted for the branch's code from here on
         _expect(requests, protocol.GO)
         model, model_info = build_model(spec, problem)
@@ -70,7 +75,10 @@ def build_model(spec: dict[str, Any], problem: Problem) -> tuple[Predecoder, dic
         ContractError: Checkpoint and config, or checkpoint and env, do not belong together.
     """
     overlay.use_modules_dir(spec["modules_dir"])
-    model, dsl = checkpoint.load(Path(spec["checkpoint"]), problem)
+    if spec["member"] is None:
+        model, dsl = checkpoint.load(Path(spec["checkpoint"]), problem)
+    else:
+        model, dsl = checkpoint.load_for_member(Path(spec["checkpoint"]), problem)
     round_dsl = parse_dsl(spec["dsl_config"])
     if dsl.sha256() != round_dsl.sha256():
         raise ContractError(

@@ -1,6 +1,6 @@
 """Messages between verifier and candidate process: tagged, length-prefixed byte strings over two pipes.
 
-verifier -> candidate   SPEC  JSON {env_text, checkpoint, dsl_config, modules_dir}
+verifier -> candidate   SPEC  JSON {env_text, member, checkpoint, dsl_config, modules_dir}
                         GOON  empty: import the editable modules and load the checkpoint
                         DATA  packed detection events, uint8 [n, ceil(n_detectors / 8)], row-major
 candidate -> verifier   REDY  empty: trusted code is imported and the env's problem is built; no branch code ran yet

@@ -88,3 +88,53 @@ def test_bands_lie_below_the_seeds_of_verification(band: tuple[int, int]) -> Non
 def test_unusable_noise_is_refused(p: list[float]) -> None:
     with pytest.raises(ValueError, match=r"below 1e-09|at most 64 items"):
         EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": p, "target_p": p[0]}))
+
+
+def family(**changes: Any) -> dict[str, Any]:
+    code = {"kind": "stim_generator", "task": "surface_code:rotated_memory_z", "distance": [3, 5, 5]}
+    code |= {"rounds": [3, 5, 15], "target": {"distance": 5, "rounds": 5}}
+    return config(code={**code, **changes})
+
+
+def sizes(env: EnvSpec) -> list[tuple[int, int]]:
+    return [(each.code.distance, each.code.rounds) for each in (env, *env.other_members)]  # type: ignore[union-attr]
+
+
+def test_family_is_read_from_lists_and_stored_as_members() -> None:
+    env = EnvSpec.model_validate(family())
+    assert sizes(env) == [(5, 5), (3, 3), (5, 15)]
+    stored = env.dump()
+    assert "target" not in stored["code"] and len(stored["code"]["members"]) == 3
+    assert EnvSpec.model_validate(stored) == env and all(not each.other_members for each in env.other_members)
+    assert sizes(EnvSpec.model_validate(family(rounds=4, target={"distance": 3, "rounds": 4}, distance=[3, 5]))) == [
+        (3, 4),
+        (5, 4),
+    ]
+
+
+def test_single_circuits_are_stored_as_before() -> None:
+    assert set(EnvSpec.model_validate(config()).dump()["code"]) == {"kind", "task", "distance", "rounds"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": [3, 5]}, "read in pairs"),
+        ({"target": None}, "needs `target"),
+        ({"target": {"distance": 7, "rounds": 7}}, "d=7 r=7 is not among the circuits d=3 r=3"),
+        ({"target": {"distance": 5}}, "rounds"),
+        ({"distance": [5, 5, 5], "rounds": [5, 5, 15]}, "each of them once"),
+        ({"distance": [5], "rounds": [5]}, "two circuits or more"),
+        ({"distance": [3, "x", 5]}, "valid integer"),
+        ({"distance": [3, 1, 5]}, "greater than or equal to 2"),
+        ({"distance": []}, "read in pairs"),
+        ({"distance": [], "rounds": []}, "two circuits or more"),
+        ({"distance": 5, "rounds": 5}, "`target` belongs to a family"),
+        ({"distance": list(range(2, 40)), "rounds": 3, "target": {"distance": 2, "rounds": 3}}, "at most 16"),
+        ({"task": ["surface_code:rotated_memory_z", "surface_code:rotated_memory_x"]}, "have the same gates"),
+        ({"members": [{"distance": 3, "rounds": 3}]}, "needs `target"),
+    ],
+)
+def test_family_with_a_mistake_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        EnvSpec.model_validate(family(**changes))

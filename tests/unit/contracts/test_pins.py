@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
-from autoqec.contracts.pins import apply_pins, format_pins, validate_pins
+from autoqec.contracts.pins import apply_pins, family_pins, format_pins, validate_pins
 from autoqec.errors import ContractError
 
 GNN = {"type": "gnn", "gnn": {"layers": 5}, "head": "mlp_small", "training": {"batch_size": 64}}
@@ -75,3 +75,11 @@ def test_impossible_pin_is_one_error(pins: dict[str, Any], message: str) -> None
     with pytest.raises(ContractError, match=message) as error:
         validate_pins(pins)
     assert "\n" not in str(error.value)
+
+
+def test_several_circuits_pin_the_type_whose_weights_fit_all() -> None:
+    assert family_pins({}, 1) == {} and family_pins({"type": "mlp"}, 1) == {"type": "mlp"}
+    assert family_pins({"gate": 4.0}, 2) == {"type": "local", "gate": 4.0}
+    with pytest.raises(ContractError, match="3 circuits, and weights of type `gnn` belong to one circuit") as error:
+        family_pins({"type": "gnn"}, 3)
+    assert "type=local" in str(error.value.hint)

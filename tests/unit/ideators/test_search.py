@@ -156,6 +156,8 @@ def test_large_surface_codes_start_with_shared_weights() -> None:
         assert tpe.propose(view([], env=env.model_copy(update=other))).proposal == BASELINE, other
     assert space.templates(env.model_copy(update={"backend": "bposd"}), "other_sector") == space.TEMPLATES
     assert space.templates(env, "all") == space.TEMPLATES
+    family, _ = load_env(SURFACE_D7.with_name("surface_family.yaml"))
+    assert space.templates(family, "other_sector") == (space.LOCAL_TEMPLATE,)
 
 
 def test_equivalent_config_is_not_new() -> None:

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.verdict import MemberCounts, MemberResult, PairedCounts
 from autoqec.errors import ContractError
 from autoqec.ideators.analyst import describe_measurement
-from autoqec.orchestrator import fork_graph
+from autoqec.orchestrator import fork_graph, views
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.round_recorder import deleted_row
+from autoqec.qec.stats import paired_effect
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.store.run_state import fold, is_finished
+from autoqec.store.run_state import Draft, fold, is_finished
 from tests.support import rounds
 
 ENV = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"
@@ -374,3 +376,16 @@ def test_log_shows_when_a_round_ran(tmp_path: Path) -> None:
     text = found.views()[found.layout.log]
     assert "**Times.** 2026-01-02 03:04:05 UTC, 90.0 s: training 2.0 s, evaluation 1.0 s." in text
     assert text.count("**Times.**") == 1, "rows without times say nothing of them"
+
+
+def test_log_names_the_circuits_of_a_family() -> None:
+    counts = PairedCounts(shots=5000, errors_reference=90, errors_candidate=70, fixed=30, broken=10)
+    results = [
+        MemberResult(distance=d, rounds=d, p=0.005, effects=(paired_effect(counts),), holds=d == 5) for d in (5, 3)
+    ]
+    members = [MemberCounts(distance=d, rounds=d, p=0.005, counts=counts) for d in (5, 3)]
+    text = views.section(rounds.row(1, val_shots=5000, val_members=members, holdout_members=results), Draft())
+    line = next(line for line in text.splitlines() if line.startswith("**Family.**"))
+    assert "Errors on 5000 val shots each: d=5 r=5 90 → 70, d=3 r=3 90 → 70." in line
+    assert "d=5 r=5 p=0.005: +22.2% [" in line and "90 → 70 errors in 5000 shots, claimed; d=3 r=3" in line
+    assert "not claimed" in line and "**Family.**" not in views.section(rounds.row(2), Draft())
