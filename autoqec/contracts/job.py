@@ -24,6 +24,8 @@ class JobOrder(Contract):
     needs_sandbox: bool = Field(description="the branch changes code, which may not run without a sandbox")
     config: RunnerConfig = Field(description="what is measured")
     job_id: str | None = Field(default=None, description="null: not known to have been accepted")
+    array_index: int | None = Field(default=None, description="element of the job array `name`; null: a job of its own")
+    log_dir: str | None = Field(default=None, description="logs of the job; null: `job` in the round's directory")
 
 
 class VerificationSubject(Contract):

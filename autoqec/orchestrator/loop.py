@@ -108,7 +108,7 @@ def run_rounds(
                     if started.row is not None:
                         recorded.append(started.row)
                     else:
-                        pending.append((started, _submit(run, started, executor, emit)))
+                        pending.append((started, executor.submit(runner_config(run, started), emit)))
                 elif pending:
                     row, killed = _record_oldest(run, pending, executor, emit)
                     recorded.append(row)
@@ -141,14 +141,6 @@ def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Itera
             yield started, cluster.attach(order, emit)
 
 
-def _submit(run: Run, started: StartedRound, executor: Executor, emit: OnEvent) -> RoundFuture:
-    try:
-        return executor.submit(runner_config(run, started), emit)
-    except UsageError as error:
-        reject_round(run, started, str(error), emit)
-        raise
-
-
 def _record_oldest(
     run: Run, pending: deque[tuple[StartedRound, RoundFuture]], executor: Executor, emit: OnEvent
 ) -> tuple[HistoryRow, bool]:
@@ -162,6 +154,10 @@ def _record_oldest(
     except InfrastructureError as error:
         pending.popleft()
         return reject_round(run, started, f"infrastructure failure: {error.message}", emit), True
+    except UsageError as error:  # of a cluster that rejects the job
+        pending.popleft()
+        reject_round(run, started, str(error), emit)
+        raise
     pending.popleft()  # only now: until it has a result, an interrupt has to cancel it
     return finish_round(run, started, metrics, emit, executor.verify), False
 

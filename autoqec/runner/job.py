@@ -17,8 +17,6 @@ from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
 from autoqec.system import machine, sandbox, slurm
 
-JOB_ID = "SLURM_JOB_ID"
-
 
 def work(round_dir: str, number: int) -> None:
     """Measure the round that the order in `round_dir` describes, unless it is cancelled or claimed by another job.
@@ -27,7 +25,7 @@ def work(round_dir: str, number: int) -> None:
     """
     layout = RoundLayout(Path(round_dir), number)
     order = read_order(layout)
-    if order is None or not _claim(layout, os.environ[JOB_ID]):
+    if order is None or not _claim(layout, slurm.own_job_id()):
         return
     is_cancelled = _cancel_check(layout)
     if machine.code_sha256() != order.code_sha256:
@@ -52,7 +50,7 @@ def work(round_dir: str, number: int) -> None:
         # submitit raises it from the signal that SLURM sends before it kills the job.
         if isinstance(error, UncompletedJobError) and not is_cancelled():
             minutes = slurm.minutes(order.options["time"])
-            reason = f"SLURM job {os.environ[JOB_ID]}: time limit of {minutes} minutes reached"
+            reason = f"SLURM job {slurm.own_job_id()}: time limit of {minutes} minutes reached"
             runner.record_failed_round(order.config, "killed_by_safety", reason, "time limit")
         raise
 

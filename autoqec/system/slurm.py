@@ -118,26 +118,43 @@ def check(options: Mapping[str, str]) -> None:
         raise _rejection(output, options)
 
 
-def submit(
-    work: Callable[..., None], *arguments: Any, folder: Path, name: str, options: Mapping[str, str], package: Path
-) -> str:
-    """Queue a job that calls `work(*arguments)`, an importable function, with the package at `package`; return its id.
+def own_job_id() -> str:
+    """Return the id of the job that this process runs in; of an element of an array `JOB_INDEX`."""
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ["SLURM_JOB_ID"]
 
-    A controller that does not answer is asked again, `RETRY_DELAYS_S` apart, first whether it accepted the job after
-    all.
+
+def submit(
+    work: Callable[..., None],
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    folder: Path,
+    name: str,
+    options: Mapping[str, str],
+    package: Path,
+) -> list[str]:
+    """Queue a job that calls `work(*arguments[0])`, an importable function, with the package at `package`.
+
+    Several tuples of arguments become one job array. A controller that does not answer is asked again,
+    `RETRY_DELAYS_S` apart, first whether it accepted the job after all.
 
     Args:
         work: The function.
-        *arguments: Its arguments.
+        arguments: Its arguments, for each element.
         folder: On a file system that the nodes share; script and logs go there.
         name: Unique name of the job.
         options: Options of `--slurm`.
         package: Directory that holds the package.
 
+    Returns:
+        The ids, one per element.
+
     Raises:
         UsageError: SLURM refuses, or does not answer.
     """
     executor = _executor(folder, name, options)
+    executor.update_parameters(array_parallelism=len(arguments))
     fixed = {**child.DEFAULT_ENVIRONMENT, "PYTHONPATH": str(package), "SLURM_EXPORT_ENV": "ALL"}
     threads = str(options.get("cpus", "1"))
     fixed |= {key: threads for key in child.DEFAULT_ENVIRONMENT if key.endswith("_NUM_THREADS")}
@@ -147,7 +164,8 @@ def submit(
         time.sleep(wait)
         try:
             # What was not answered may have been taken all the same.
-            return (find_job(name) if wait else None) or _submit_once(executor, work, arguments, options)
+            found = find_jobs(name) if wait else {}
+            return [*found.values()] if found else _submit_once(executor, work, arguments, options)
         except ConnectionError as error:
             last_error = str(error)
     tries = f"{len(RETRY_DELAYS_S) + 1} tries in {sum(RETRY_DELAYS_S):.0f} s"
@@ -159,15 +177,17 @@ def submit(
 
 
 def _submit_once(
-    executor: Any, work: Callable[..., None], arguments: tuple[Any, ...], options: Mapping[str, str]
-) -> str:
-    """Return the id of the job. ConnectionError if SLURM did not answer, so that it may or may not be queued."""
+    executor: Any, work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], options: Mapping[str, str]
+) -> list[str]:
+    """Return the ids of the elements. ConnectionError if SLURM did not answer, so that it may or may not be queued."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     output = io.StringIO()
     try:
         with redirect_stderr(output):
-            return str(executor.submit(work, *arguments).job_id)
+            if len(arguments) == 1:
+                return [str(executor.submit(work, *arguments[0]).job_id)]
+            return [str(job.job_id) for job in executor.map_array(work, *zip(*arguments, strict=True))]
     except (FailedJobError, FailedSubmissionError) as error:
         error_text = str(error) or output.getvalue()
         if _TRANSIENT.search(error_text):
@@ -175,17 +195,33 @@ def _submit_once(
         raise _rejection(error_text, options) from error
 
 
-def find_job(name: str) -> str | None:
+def find_job(name: str, index: int | None = None) -> str | None:
     """Return the id of the job of this name that is queued or was lately; None if there is none.
+
+    Args:
+        name: Name of the job or array.
+        index: Element of the array; None for a job of its own.
 
     Raises:
         ConnectionError: SLURM does not answer.
     """
-    status, output = _run_command("squeue", "--noheader", f"--name={name}", "--states=all", "--format=%i|%T")
+    return find_jobs(name).get(index)
+
+
+def find_jobs(name: str) -> dict[int | None, str]:
+    """Return index -> id of the elements of the oldest job of this name; the index of a job of its own is None.
+
+    Raises:
+        ConnectionError: SLURM does not answer.
+    """
+    command = ("squeue", "--noheader", "--array", f"--name={name}", "--states=all", "--format=%F|%K")
+    status, output = _run_command(*command)
     if status != 0:
         raise ConnectionError(output)
-    numbers = [line.split("|")[0].strip() for line in output.splitlines() if "|" in line]
-    return min(numbers, key=int, default=None)
+    lines = [[part.strip() for part in line.split("|")] for line in output.splitlines() if "|" in line]
+    oldest = min((number for number, _ in lines), key=int, default="")
+    indices = sorted((int(index) if index.isdigit() else -1) for number, index in lines if number == oldest)
+    return {(None if index < 0 else index): oldest if index < 0 else f"{oldest}_{index}" for index in indices}
 
 
 def query_job(job_id: str) -> Job:

@@ -147,14 +147,40 @@ def test_kill_between_order_and_submission_makes_one_job(workspace: Path, cluste
 
 
 @LONG
-def test_two_concurrent_jobs_give_rows_in_round_order(workspace: Path, cluster: Cluster) -> None:
-    before = Before.of(workspace)
+def test_concurrent_rounds_are_one_array_and_give_rows_in_round_order(workspace: Path, cluster: Cluster) -> None:
+    before, known = Before.of(workspace), cluster.jobs()
     going = RunningProcess(workspace, "parallel", rounds=3)
     numbers = [going.until_at_work(2), going.until_at_work(3)]
+    array = numbers[0].partition("_")[0]
+    assert numbers == [f"{array}_0", f"{array}_1"] and set(cluster.jobs()) - set(known) == set(numbers)
     assert [cluster.jobs()[number] for number in numbers] == ["RUNNING"] * 2
     assert going.end() == ""
     rows = check(before, run_ids(workspace)[0])
     assert [(row.round, row.status) for row in rows] == [(1, "ok"), (2, "ok"), (3, "ok")]
+
+
+@LONG
+def test_cancelled_element_of_an_array_fails_its_round_alone(workspace: Path, cluster: Cluster) -> None:
+    before, going = Before.of(workspace), RunningProcess(workspace, "parallel", rounds=3)
+    numbers = [going.until_at_work(2), going.until_at_work(3)]
+    cluster.ask("scancel", numbers[0])
+    assert going.end() == "" and going.process.returncode == 0
+    rows = check(before, run_ids(workspace)[0])
+    assert [(row.round, row.status) for row in rows] == [(1, "ok"), (2, "train_error"), (3, "ok")]
+    assert f"SLURM job {numbers[0]} ended CANCELLED" in str(rows[1].status_reason)
+
+
+@LONG
+def test_elements_survive_the_process_that_submitted_them(workspace: Path, cluster: Cluster) -> None:
+    """SIGKILL while an array runs: the next start finds each element by its number."""
+    before, known = Before.of(workspace), cluster.jobs()
+    going = RunningProcess(workspace, "parallel", rounds=3)
+    numbers = [going.until_at_work(2), going.until_at_work(3)]
+    going.kill()
+    assert start(workspace, 3, run_ids(workspace)[0], "slurm", "parallel").returncode == 0
+    rows = check(before, run_ids(workspace)[0])
+    assert [(row.round, row.status) for row in rows] == [(1, "ok"), (2, "ok"), (3, "ok")]
+    assert set(cluster.jobs()) - set(known) == set(numbers), "nothing was trained twice"
 
 
 @LONG

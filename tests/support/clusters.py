@@ -36,7 +36,7 @@ class Cluster:
 
     def jobs(self) -> dict[str, str]:
         """Return number -> state of every known job."""
-        output = self.ask("squeue", "--noheader", "--states=all", "--format=%i|%T").split()
+        output = self.ask("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T").split()
         return dict(line.split("|") for line in output)  # type: ignore[misc]
 
     def ask(self, *argv: str) -> str:
@@ -52,7 +52,10 @@ class Cluster:
                 arguments = (path / "cmdline").read_bytes().split(b"\0")
                 # srun passes the command on
                 is_worker = b"submitit.core._submit" in arguments and b"--unbuffered" not in arguments
-                if is_worker and f"SLURM_JOB_ID={number}".encode() in known:
+                job, _, index = number.partition("_")
+                wanted = {f"SLURM_ARRAY_JOB_ID={job}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()}
+                wanted = wanted if index else {f"SLURM_JOB_ID={number}".encode()}
+                if is_worker and wanted <= set(known):
                     found.append(int(path.name))
         return found
 

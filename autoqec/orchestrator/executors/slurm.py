@@ -1,4 +1,4 @@
-"""Executor with one SLURM job per round.
+"""Executor with one SLURM job per round; rounds that are ready together are elements of one job array.
 
 The job order is written before the job is submitted, so that a later process finds the job; the round's files decide
 whether it finished. A verification is a job of its own (`slurm_verification`); the run's secret stays in the process
@@ -18,6 +18,7 @@ from autoqec.contracts.events import JobReported, OnEvent
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
+from autoqec.errors import UsageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.executors.slurm_verification import SlurmVerification
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from autoqec.runner.collect import EventForwarder
     from autoqec.verification.request import VerifyRequest
 
+MAX_ARRAY = 500  # elements; clusters allow 1,001 unless configured otherwise
+BATCH_WAIT_S = 5.0  # that the first of several rounds waits for the proposals of further ones
 POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # SLURM less often, since all users share its controller
 FILE_LAG_S = 10.0  # after a job ended, until files that its node wrote are visible here
 _CAUSES: dict[str, FailureCause] = {
@@ -75,13 +78,17 @@ class SlurmExecutor:
         self.capacity, self.options = slots, dict(options or {})
         self.poll_files_s, self.poll_slurm_s, self.file_lag_s = poll_files_s, poll_slurm_s, file_lag_s
         self.active: list[SlurmRoundFuture] = []
+        self._ready: list[SlurmRoundFuture] = []
+        self._ready_since = 0.0
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> SlurmRoundFuture:
-        """Submit a job for the round. Raises UsageError if SLURM rejects it, and withdraws the job order."""
+        """Write the order of a round. Its job is submitted by `flush`, together with those of further rounds."""
+        if self._ready and time.monotonic() - self._ready_since >= BATCH_WAIT_S:
+            self.flush()
         options = fill_job_options(self.options, PROFILES[config.profile], config.threads)
         changes_code = config.modules_dir is not None and not worktree.is_config_only(Path(config.modules_dir))
         order = JobOrder(
-            name=f"autoqec-{config.round_idx}-{config.round_attempt_id}",
+            name=_own_name(config),
             options=options,
             code_sha256=machine.code_sha256(),
             needs_sandbox=changes_code and not sandbox.opted_out(),
@@ -90,9 +97,17 @@ class SlurmExecutor:
         future = SlurmRoundFuture(self, order, on_event)
         future.write()
         failpoint("job_ordered")
-        future.enqueue()
+        if not self._ready:
+            self._ready_since = time.monotonic()
+        self._ready.append(future)
         self.active.append(future)
         return future
+
+    def flush(self) -> None:
+        """Submit the rounds that are ready as one job or array; a refusal is raised by `result` of each of them."""
+        while group := self._ready[:MAX_ARRAY]:
+            del self._ready[: len(group)]
+            enqueue(group)
 
     def attach(self, order: JobOrder, on_event: OnEvent) -> SlurmRoundFuture:
         """Return the future of a round that an earlier process submitted."""
@@ -120,6 +135,7 @@ class SlurmRoundFuture:
     def __init__(self, executor: SlurmExecutor, order: JobOrder, on_event: OnEvent) -> None:
         self._executor, self.order, self._on_event = executor, order, on_event
         self.layout = RoundLayout(Path(order.config.round_dir), order.config.round_idx)
+        self.refusal: UsageError | None = None
         self._last_event: JobReported | None = None
         self._events: EventForwarder | None = None
 
@@ -127,32 +143,18 @@ class SlurmRoundFuture:
         """Write the job order to the round directory."""
         atomic.write_json(self.layout.job, self.order.dump())
 
-    def enqueue(self) -> None:
-        """Submit the job and store its id."""
-        from autoqec.runner import job
-
-        order, package = self.order, IMPORT_DIR
-        arguments = (str(self.layout.dir), self.layout.round)
-        try:
-            number = slurm.submit(
-                job.work,
-                *arguments,
-                folder=self.layout.job_dir,
-                name=order.name,
-                options=order.options,
-                package=package,
-            )
-        except BaseException:
-            self.withdraw_order()
-            raise
-        failpoint("job_queued")
-        self._store_job_id(number)
-        failpoint("job_numbered")
-
     def result(self) -> RoundMetrics:
-        """Wait for the round and return its metrics; without complete files, the state of the job decides."""
+        """Wait for the round and return its metrics; without complete files, the state of the job decides.
+
+        Raises:
+            UsageError: SLURM rejected the job; its order is withdrawn.
+        """
+        self._executor.flush()
         last_query = float("-inf")
         while (metrics := self._finished_metrics()) is None:
+            if self.refusal is not None:
+                self._executor.active.remove(self)
+                raise self.refusal
             self._executor.forward_events()
             if time.monotonic() - last_query >= self._executor.poll_slurm_s:
                 job_status = self._query_job()
@@ -169,7 +171,7 @@ class SlurmRoundFuture:
         if self._finished_metrics() is not None:
             return
         with suppress(ConnectionError):
-            number = self.order.job_id or slurm.find_job(self.order.name)
+            number = self.order.job_id or slurm.find_job(self.order.name, self.order.array_index)
             if number is not None:
                 slurm.cancel(number)
         self.withdraw_order()
@@ -202,11 +204,12 @@ class SlurmRoundFuture:
 
         try:
             if self.order.job_id is None:
-                number = job.claiming_job_id(self.layout) or slurm.find_job(self.order.name)
+                found = slurm.find_job(self.order.name, self.order.array_index)
+                number = job.claiming_job_id(self.layout) or found
                 if number is None:
-                    self.enqueue()
+                    enqueue([self])
                 else:
-                    self._store_job_id(number)
+                    self.store_job_id(number)
         except ConnectionError as error:
             job_status = slurm.Job("unreachable", why=str(error))
         else:
@@ -214,7 +217,8 @@ class SlurmRoundFuture:
         self._report_state(job_status)
         return job_status
 
-    def _store_job_id(self, number: str) -> None:
+    def store_job_id(self, number: str) -> None:
+        """Write the id of the job to the order."""
         self.order = self.order.model_copy(update={"job_id": number})
         self.write()
 
@@ -265,4 +269,38 @@ class SlurmRoundFuture:
             f"SLURM job {number} ended {job_status.state}{limits.get(job_status.state, '')} "
             f"({job_status.why}) and left no result"
         )
-        return message + last_log_line(self.layout.job_dir / f"{number}_0_log.out")
+        return message + last_log_line(Path(self.order.log_dir or self.layout.job_dir) / f"{number}_0_log.out")
+
+
+def enqueue(group: list[SlurmRoundFuture]) -> None:
+    """Submit rounds as one job, or as one array, and store the ids; a refusal withdraws all orders."""
+    from autoqec.runner import job
+
+    first = group[0]
+    name, folder = _own_name(first.order.config), first.layout.job_dir
+    for index, future in enumerate(group):
+        element = index if len(group) > 1 else None
+        placed = {"name": name, "array_index": element, "log_dir": None if element is None else str(folder)}
+        if placed != future.order.model_dump(include=set(placed)):
+            future.order = future.order.model_copy(update=placed)
+            future.write()
+    arguments = [(str(future.layout.dir), future.layout.round) for future in group]
+    try:
+        numbers = slurm.submit(
+            job.work, arguments, folder=folder, name=name, options=first.order.options, package=IMPORT_DIR
+        )
+    except BaseException as error:
+        for future in group:
+            future.withdraw_order()
+            future.refusal = error if isinstance(error, UsageError) else None
+        if isinstance(error, UsageError):
+            return
+        raise
+    failpoint("job_queued")
+    for future, number in zip(group, numbers, strict=True):
+        future.store_job_id(number)
+    failpoint("job_numbered")
+
+
+def _own_name(config: RunnerConfig) -> str:
+    return f"autoqec-{config.round_idx}-{config.round_attempt_id}"

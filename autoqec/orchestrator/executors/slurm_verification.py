@@ -102,15 +102,18 @@ class SlurmVerification:
 
         while True:
             with suppress(ConnectionError):
-                return slurm.find_job(order.name) or slurm.submit(
+                found = slurm.find_job(order.name)
+                if found is not None:
+                    return found
+                (number,) = slurm.submit(
                     job.work,
-                    str(layout.dir.resolve()),
-                    layout.round,
+                    [(str(layout.dir.resolve()), layout.round)],
                     folder=layout.verification_dir / job.LOGS,
                     name=order.name,
                     options=order.options,
                     package=IMPORT_DIR,
                 )
+                return number
             time.sleep(self.poll_slurm_s)
 
     def _last_result(

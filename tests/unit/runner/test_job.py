@@ -25,7 +25,7 @@ NONE = {"type": "nothing that compiles"}
 
 @pytest.fixture(autouse=True)
 def number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(job.JOB_ID, "7")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
 
 
 def ordered(env_text: str, round_dir: Path, **more: Any) -> RoundLayout:
@@ -58,7 +58,7 @@ def test_round_belongs_to_one_job(env_text: str, tmp_path: Path, monkeypatch: py
     layout = ordered(env_text, tmp_path / "round_1")
     layout.job_claim.write_text("6")
     assert measured(layout) is None
-    monkeypatch.setenv(job.JOB_ID, "6")
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
     assert measured(layout) is not None
 
 
@@ -178,4 +178,4 @@ def test_slurms_warning_ends_the_round_with_its_limit(
         job.work(str(layout.dir), 1)
     metrics = read_contract(layout.metrics, RoundMetrics)
     assert metrics is not None and metrics.status == "killed_by_safety"
-    assert metrics.status_reason == f"SLURM job {os.environ[job.JOB_ID]}: time limit of 5 minutes reached"
+    assert metrics.status_reason == f"SLURM job {os.environ['SLURM_JOB_ID']}: time limit of 5 minutes reached"

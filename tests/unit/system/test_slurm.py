@@ -35,6 +35,33 @@ def put(cluster: Cluster, number: str, state: str, name: str = "a-round", why: s
     (place / "job.json").write_text(json.dumps(job))
 
 
+def test_elements_of_an_array_are_found_by_name_and_index(cluster: Cluster) -> None:
+    for number in ("4_0", "4_1", "9_0"):
+        put(cluster, number, "PENDING")
+    put(cluster, "3", "RUNNING", name="other")
+    assert slurm.find_jobs("a-round") == {0: "4_0", 1: "4_1"}, "the first that was asked for"
+    assert slurm.find_job("a-round", 1) == "4_1" and slurm.find_job("a-round", 2) is None
+    assert slurm.find_job("a-round") is None and slurm.find_job("other") == "3"
+
+
+def test_own_job_id_names_the_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert slurm.own_job_id() == "12"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "11")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert slurm.own_job_id() == "11_3"
+
+
+def test_several_arguments_become_one_array(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.change(hold=True)
+    numbers = slurm.submit(
+        print, [("a",), ("b",)], folder=tmp_path / "job", name="two", options={"time": "5"}, package=tmp_path
+    )
+    assert numbers == ["1_0", "1_1"] and cluster.jobs() == {"1_0": "PENDING", "1_1": "PENDING"}
+    slurm.cancel("1_0")
+    assert cluster.jobs() == {"1_0": "CANCELLED", "1_1": "PENDING"}
+
+
 def test_options_are_parsed_as_keys_and_values() -> None:
     assert slurm.parse_options(["time=01:30:00", "mem=8G", "partition=gpu,cpu"]) == {
         "time": "01:30:00",
@@ -127,7 +154,10 @@ def queued(cluster: Cluster, place: Path, **options: str) -> str:
     """Submit a job that does nothing and return its number."""
     cluster.change(hold=True)
     folder = place / "job"
-    return slurm.submit(print, folder=folder, name="a-round", options={"time": "5", **options}, package=place)
+    (number,) = slurm.submit(
+        print, [()], folder=folder, name="a-round", options={"time": "5", **options}, package=place
+    )
+    return number
 
 
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
