@@ -84,6 +84,9 @@ class RunnerConfig(Contract):
         default=None, description="weights to start from with `training.init: parent`"
     )
     threads: int = Field(default=1, ge=1, description="CPU threads")
+    visible_gpus: str | None = Field(
+        default=None, description="CUDA_VISIBLE_DEVICES of a training on one GPU; null: that of the Runner's process"
+    )
 
     @model_validator(mode="after")
     def _branch_has_identity(self) -> RunnerConfig:
@@ -165,6 +168,8 @@ class RoundMetrics(Contract):
     eval_wallclock_s: float | None = Field(default=None, description="duration of the validation, in seconds")
     vram_peak_gb: float | None = Field(default=None, description="peak GPU memory; null without a GPU")
     rss_peak_gb: float | None = Field(default=None, description="peak resident memory of the child process")
+    device: str | None = Field(default=None, description="GPU, or processor, that trained; null in earlier versions")
+    gpus: int | None = Field(default=None, ge=0, description="GPUs that trained; null in earlier versions")
     checkpoint_path: str | None = Field(
         default=None, description="absolute in metrics.json, relative to the run directory in rows"
     )

@@ -80,11 +80,18 @@ class Budget(RunLimits):
 
 
 def used_hours(state: RunState, kind: str) -> float:
-    """Return the hours of training and measurement of all rounds (`compute`), or of those with or without a GPU."""
+    """Return the hours of training and measurement of all rounds (`compute`), of those without a GPU, or GPU hours.
+
+    A round on two GPUs counts twice in `gpu`. Rows of earlier versions have the memory of one GPU and no number.
+    """
     on_gpu = {"compute": (False, True), "cpu": (False,), "gpu": (True,)}[kind]
-    rows = (round_state.row for round_state in state.rounds.values())
-    counted = (row for row in rows if bool(row.vram_peak_gb) in on_gpu)
-    return sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in counted) / 3600
+    seconds = 0.0
+    for row in (round_state.row for round_state in state.rounds.values()):
+        gpus = row.gpus if row.gpus is not None else int(bool(row.vram_peak_gb))
+        if bool(gpus) in on_gpu:
+            times = (row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0)
+            seconds += times * (gpus if kind == "gpu" else 1)
+    return seconds / 3600
 
 
 def rounds_since_front_change(state: RunState) -> int:

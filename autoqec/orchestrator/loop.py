@@ -30,6 +30,7 @@ from autoqec.orchestrator.run import Roles, Run, resume_run, start_run
 from autoqec.orchestrator.run_checks import check_resume, check_start
 from autoqec.orchestrator.verify_round import verify_pending
 from autoqec.store import run_log
+from autoqec.system import machine
 
 __all__ = [
     "Budget",
@@ -126,7 +127,9 @@ def _local_executor(parallel: int, budget: Budget, clock: Clock, interrupts: Int
     if parallel == 1:
         return SerialExecutor()
     return ParallelExecutor(
-        parallel, stop_reason=lambda: interrupts.stop_reason() or budget.hours_exhausted(clock.elapsed())
+        parallel,
+        stop_reason=lambda: interrupts.stop_reason() or budget.hours_exhausted(clock.elapsed()),
+        gpus=machine.visible_gpus(),
     )
 
 

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.verdict import PairedEffect, Rate
 from autoqec.qec.stats import validation_effect
@@ -194,6 +195,16 @@ def _outcomes(run: RunReport) -> list[tuple[str, int]]:
     return Counter(entry.outcome for entry in run.rounds).most_common()
 
 
+def _devices(rows: Sequence[HistoryRow]) -> str:
+    names = {row.device for row in rows if row.device}
+    return f" (on {len(names)} kinds of devices, so times of rounds are not comparable)" if len(names) > 1 else ""
+
+
+def _gpu_hours(rows: Sequence[HistoryRow]) -> list[tuple[str, str, str]]:
+    hours = sum((row.gpus or 0) * (row.train_wallclock_s or 0.0) for row in rows) / 3600
+    return [("GPU hours of training", f"{hours:.2f}", "--budget gpu_hours=H")] if hours else []
+
+
 def used(run: RunReport) -> list[tuple[str, str, str]]:
     """Return (resource, amount used by the run, limit per round) for each resource."""
     profile = profile_limits(run)
@@ -203,7 +214,12 @@ def used(run: RunReport) -> list[tuple[str, str, str]]:
     of = "" if len(reports) >= tested else f" (in {len(reports)} of {tested} verifications)"
     lines = [
         ("training shots", count(sum(row.train_shots or 0 for row in rows)), _allowed_shots(profile)),
-        ("training time", _total_duration(row.train_wallclock_s for row in rows), duration(profile.round_wallclock_s)),
+        (
+            "training time",
+            _total_duration(row.train_wallclock_s for row in rows) + _devices(rows),
+            duration(profile.round_wallclock_s),
+        ),
+        *_gpu_hours(rows),
         ("validation time", _total_duration(row.eval_wallclock_s for row in rows), "part of the time limit of a round"),
         ("validation shots", count(sum(row.val_shots or 0 for row in rows)), count(profile.val_shots)),
         ("shots of sequential tests", count(_test_shots(reports)) + of, f"at most {count(profile.judge_test_shots)}"),

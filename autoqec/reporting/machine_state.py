@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,10 @@ def machine_state(run: RunLayout | Path | str | None = None) -> dict[str, Any]:
 def round_statistics(rows: Sequence[HistoryRow]) -> dict[str, Any]:
     """Return the part of `machine_state` that describes rounds."""
     rows = [row for row in rows if row.refers_to_attempt is None]
-    timed = [
-        (row.n_params, _seconds(row)) for row in rows if row.n_params is not None and row.train_wallclock_s is not None
-    ]
+    measured = [row for row in rows if row.n_params is not None and row.train_wallclock_s is not None]
+    latest = next((row.device for row in reversed(measured) if row.device), None)
+    # Times on other devices than the latest predict nothing. Rows of earlier versions do not name theirs.
+    timed = [(row.n_params, _seconds(row)) for row in measured if row.device in (None, latest)]
     return {
         "rounds": [
             {
@@ -47,6 +49,7 @@ def round_statistics(rows: Sequence[HistoryRow]) -> dict[str, Any]:
             }
             for row in rows
         ],
+        "devices": dict(Counter(row.device for row in measured if row.device)),
         "killed_by_safety": sum(row.status == "killed_by_safety" for row in rows),
         "params_vs_time": [list(pair) for pair in timed],
         "predicted_round_s": statistics.median(seconds for _, seconds in timed) if timed else None,

@@ -310,9 +310,23 @@ def _budget(run: ReviewedRun) -> Iterator[Finding]:
     yield Finding("budget", "note", description, (), run.see(run.layout.history, run.layout.ledger), "")
 
 
+def _mixed_devices(run: ReviewedRun) -> Iterator[Finding]:
+    """Report rounds on different devices, since their times are compared in charts and budgets."""
+    by_device: dict[str, list[int]] = defaultdict(list)
+    for row in run.finished:
+        if row.device:
+            by_device[row.device].append(row.round)
+    if len(by_device) > 1:
+        parts = "; ".join(f"rounds {_list(tuple(numbers))} on {device}" for device, numbers in by_device.items())
+        message = f"times of rounds are not comparable, because devices differ: {_flat(parts)}"
+        rounds = tuple(sorted(number for numbers in by_device.values() for number in numbers))
+        request = "--slurm constraint=… or --slurm gres=gpu:KIND:1 requests one kind"
+        yield Finding("mixed-devices", "note", message, rounds, run.see(run.layout.history), request)
+
+
 CHECKS: tuple[Callable[[ReviewedRun], Iterator[Finding]], ...] = (
     _stuck, _repeats, _failures, _loss_without_effect, _overfitting, _inconclusive, _idle_branches, _silent_model,
-    _aborted, _stale_log, _budget,
+    _aborted, _stale_log, _mixed_devices, _budget,
 )  # fmt: skip
 
 

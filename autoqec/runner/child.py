@@ -28,7 +28,7 @@ from autoqec.decoders.gating import Gate, calibrate_gate
 from autoqec.decoders.latency import predict_time_ratio
 from autoqec.errors import AutoqecError, ContractError, RoundError
 from autoqec.qec.problem import Problem
-from autoqec.runner import training_cost
+from autoqec.runner import devices, training_cost
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.family import build_agent, member_problems
 from autoqec.runner.logger import TrainLogger
@@ -56,6 +56,7 @@ class RoundTask:
         overlay.use_modules_dir(spec.modules_dir)
         env = files.parse_env(spec.env_yaml, location="env")
         self.dsl: PredecoderDSL = parse_dsl(spec.predecoder_config)
+        self.results |= devices.trained_on(self.dsl.training)
         self.problem = Problem.from_env(env)
         self.build()
         self.building = False

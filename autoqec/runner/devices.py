@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from autoqec.contracts.dsl import TrainingConfig
 from autoqec.errors import UsageError
+from autoqec.runner.spec import DEVICE_LENGTH, one_line
 
 
 def resolve_device(requested: str) -> str:
@@ -63,6 +65,28 @@ def may_use_gpu(training: TrainingConfig) -> bool:
     """Return whether a round needs access to the GPUs of this machine, found without importing torch."""
     wanted = training.device != "cpu" if training.sync is None else training.sync.backend == "nccl"
     return wanted and any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def requested_gpus(training: TrainingConfig) -> int:
+    """Return the number of GPUs that a training on this machine uses: one per rank of nccl."""
+    if not may_use_gpu(training):
+        return 0
+    return 1 if training.sync is None else training.sync.ranks
+
+
+def trained_on(training: TrainingConfig) -> dict[str, Any]:
+    """Return `device` and `gpus`, the names of the GPUs that a round trained on and their number.
+
+    The name is None on a CPU, which the parent process names.
+    """
+    import torch
+
+    if not may_use_gpu(training) or not torch.cuda.is_available():
+        return {"device": None, "gpus": 0}
+    first = _first_index(training.device)
+    used = range(first, min(first + requested_gpus(training), torch.cuda.device_count()))
+    names = dict.fromkeys(one_line(torch.cuda.get_device_name(index))[:DEVICE_LENGTH] for index in used)
+    return {"device": " + ".join(names)[:DEVICE_LENGTH] or None, "gpus": len(used)}
 
 
 def _first_index(device: str) -> int:

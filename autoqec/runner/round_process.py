@@ -162,6 +162,8 @@ def wrap_in_sandbox(config: RunnerConfig, spec: ChildSpec, spec_path: Path, priv
     training = parse_dsl(spec.predecoder_config).training
     gpu = devices.may_use_gpu(training)
     visible = {name: os.environ[name] for name in GPU_VARIABLES if gpu and name in os.environ}
+    if gpu and config.visible_gpus is not None and training.sync is None:
+        visible["CUDA_VISIBLE_DEVICES"] = config.visible_gpus
     policy = sandbox.SandboxPolicy(
         read_only=(spec_path, *map(Path, inputs)),
         writable=(Path(spec.out_dir),),

@@ -15,14 +15,15 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
 from autoqec.contracts.timing import utc_now
 from autoqec.errors import ContractError, UsageError
+from autoqec.runner import devices
 from autoqec.runner.artifact_manifest import find_worktree, write_artifact_manifest
 from autoqec.runner.pointer import write_round_pointer
 from autoqec.runner.round_process import ChildOutcome, failed_result, run_in_child
-from autoqec.runner.spec import SCRATCH_DIR, ChildStatus
+from autoqec.runner.spec import SCRATCH_DIR, ChildResult, ChildStatus
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
 from autoqec.store.round_files import read_contract
-from autoqec.system import git
+from autoqec.system import git, machine
 
 
 class CancelledError(Exception):
@@ -157,12 +158,21 @@ def build_metrics(
         eval_wallclock_s=result.eval_wallclock_s,
         vram_peak_gb=result.vram_peak_gb,
         rss_peak_gb=outcome.rss_peak_gb,
+        device=result.device or (machine.cpu_model() if result.gpus == 0 else None),
+        gpus=_used_gpus(config, result),
         checkpoint_path=str(layout.checkpoint) if layout.checkpoint.name in kept else None,
         training_log_path=str(layout.train_log) if layout.train_log.name in kept else None,
         measurement_started_at=started_at,
         measurement_finished_at=utc_now() if started_at is not None else None,
         **figures,
     )
+
+
+def _used_gpus(config: RunnerConfig, result: ChildResult) -> int | None:
+    """Return the GPUs that a round held; of a child that was killed, those that its config requests."""
+    if result.gpus is not None or result.train_wallclock_s is None:
+        return result.gpus
+    return devices.requested_gpus(parse_dsl(config.predecoder_config).training)
 
 
 def compute_delta_vs_parent(config: RunnerConfig, delta: float) -> float | None:

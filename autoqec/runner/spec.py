@@ -18,6 +18,7 @@ EVENTS = "events.jsonl"
 RESULT = "result.json"
 SCRATCH_DIR = "child.tmp"  # in the round directory while the child runs; recovery may remove it
 REASON_LENGTH = 400
+DEVICE_LENGTH, MAX_GPUS = 100, 64
 
 ChildStatus = Literal["ok", "compile_error", "train_error", "killed_by_safety"]
 
@@ -53,6 +54,8 @@ class ChildResult(Contract):
     eval_wallclock_s: float | None = None
     vram_peak_gb: float | None = None
     rss_peak_gb: float | None = None
+    device: str | None = Field(default=None, max_length=DEVICE_LENGTH)
+    gpus: int | None = Field(default=None, ge=0, le=MAX_GPUS)
 
 
 def out_layout(out_dir: Path) -> RoundLayout:

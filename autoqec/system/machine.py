@@ -153,6 +153,15 @@ def _disk(directory: Path) -> dict[str, float]:
     return {"total_gb": round(usage.total / 1e9, 3), "free_gb": round(usage.free / 1e9, 3)}
 
 
+def visible_gpus(devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; no driver is asked."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return tuple(part.strip() for part in named.split(",") if part.strip() not in ("", "-1", "NoDevFiles"))
+    numbers = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
+    return tuple(str(index) for index in range(sum(number.isdigit() for number in numbers)))
+
+
 def gpu() -> dict[str, Any]:
     """First accelerator as `nvidia-smi` names it (memory in 1e9 bytes) and how many there are; {} on any failure."""
     program = shutil.which("nvidia-smi")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from autoqec.contracts.events import OnEvent, RoundWaiting
@@ -125,13 +125,22 @@ class ParallelExecutor:
         slots: Measurements at once.
         measure: Measures one round.
         stop_reason: Called before a waiting round starts; if it returns a reason, `result` raises NotStartedError.
+        gpus: Names of GPUs as in CUDA_VISIBLE_DEVICES. A slot has one of them, which it shares if there are fewer GPUs
+            than slots; without any, rounds see what this process sees.
     """
 
     def __init__(
-        self, slots: int, measure: MeasureRound = run_round, stop_reason: Callable[[], str | None] = lambda: None
+        self,
+        slots: int,
+        measure: MeasureRound = run_round,
+        stop_reason: Callable[[], str | None] = lambda: None,
+        gpus: Sequence[str] = (),
     ) -> None:
         self.capacity, self._measure, self._stop_reason = slots + 1, measure, stop_reason
-        self._free_slots = threading.Semaphore(slots)
+        self._gpus: list[str | None] = [*gpus] or [None]
+        self._free_slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(slots):
+            self._free_slots.put(slot)
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
         """Start a thread that measures the round as soon as a slot is free."""
@@ -140,14 +149,17 @@ class ParallelExecutor:
     verify = staticmethod(verify_here)
 
     def _run_when_free(self, config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
-        if not self._free_slots.acquire(blocking=False):
+        try:
+            slot = self._free_slots.get_nowait()
+        except queue.Empty:
             on_event(RoundWaiting(round=config.round_idx, phase="queued"))
-            self._free_slots.acquire()
+            slot = self._free_slots.get()
             reason = self._stop_reason()
             if reason is not None:
-                self._free_slots.release()
-                raise NotStartedError(reason)
+                self._free_slots.put(slot)
+                raise NotStartedError(reason) from None
+        gpu = self._gpus[slot % len(self._gpus)]
         try:
-            return self._measure(config, on_event)
+            return self._measure(config if gpu is None else config.model_copy(update={"visible_gpus": gpu}), on_event)
         finally:
-            self._free_slots.release()
+            self._free_slots.put(slot)

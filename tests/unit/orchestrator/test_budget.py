@@ -49,6 +49,14 @@ def test_gpu_hours_count_rounds_that_used_a_gpu() -> None:
     assert Budget(cpu_hours=2).exhausted(fold(rows), 0) == "2.00 of 2 cpu hours"
 
 
+def test_round_on_two_gpus_counts_twice_in_gpu_hours() -> None:
+    hour = {"train_wallclock_s": 3600.0, "eval_wallclock_s": 0.0}
+    rows = [rounds.row(1, gpus=2, **hour), rounds.row(2, gpus=0, vram_peak_gb=0.0, **hour)]
+    assert Budget(gpu_hours=2).exhausted(fold(rows), 0) == "2.00 of 2 gpu hours"
+    assert Budget(cpu_hours=1).exhausted(fold(rows), 0) == "1.00 of 1 cpu hours"
+    assert Budget(compute_hours=2).exhausted(fold(rows), 0) == "2.00 of 2 compute hours"
+
+
 def test_plateau_is_rounds_that_did_not_change_the_front() -> None:
     still = [rounds.row(n, verify_verdict="SUSPICIOUS") for n in (2, 3)]
     assert Budget(plateau=3).exhausted(fold([rounds.row(1), *still]), 0) is None

@@ -137,7 +137,7 @@ class StopsRun:
         self.measured: list[int] = []
         self.waiting = threading.Event()
 
-    def parallel(self, slots: int, *, stop_reason: Callable[[], str | None]) -> ParallelExecutor:
+    def parallel(self, slots: int, *, stop_reason: Callable[[], str | None], gpus: tuple[str, ...]) -> ParallelExecutor:
         self.stop_reason = stop_reason
         return ParallelExecutor(slots, self.measure, stop_reason)
 
@@ -203,7 +203,7 @@ def test_waiting_round_is_quarantined_when_the_time_limit_is_reached(
 
     monkeypatch.setattr(loop_module, "Clock", lambda: clock)
     monkeypatch.setattr(
-        loop_module, "ParallelExecutor", lambda slots, stop_reason: ParallelExecutor(slots, measure, stop_reason)
+        loop_module, "ParallelExecutor", lambda slots, stop_reason, gpus: ParallelExecutor(slots, measure, stop_reason)
     )
     make_workspace(tmp_path, ENV)
     roles = Roles(proposing([]), analyst=canned.analyse)
@@ -236,3 +236,24 @@ def test_stop_request_is_checked_only_for_rounds_that_waited() -> None:
     assert (len(measured), tells) == (1, ["waiting"])
     go_on.set()
     assert executor.submit(config, ignore).result().status_reason == "round 1", "the place is free"
+
+
+def test_each_slot_has_a_gpu_of_its_own() -> None:
+    """Two rounds at once never see the same GPU; with more slots than GPUs they are shared."""
+    both, seen = threading.Barrier(2), list[str | None]()
+
+    def measure(config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        seen.append(config.visible_gpus)
+        both.wait(PATIENCE_S)
+        return RoundMetrics(status="train_error", status_reason="not trained")
+
+    def config(number: int) -> RunnerConfig:
+        return RunnerConfig(env_yaml="", predecoder_config={}, round_dir="", round_idx=number)
+
+    for gpus, expected in ((("3", "5"), {"3", "5"}), (("7",), {"7"}), ((), {None})):
+        executor = ParallelExecutor(2, measure, gpus=gpus)
+        for _ in range(2):
+            seen.clear()
+            for future in [executor.submit(config(number), ignore) for number in (1, 2)]:
+                future.result()
+            assert set(seen) == expected and len(seen) == 2

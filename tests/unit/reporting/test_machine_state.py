@@ -29,6 +29,13 @@ def test_rounds_are_read_from_history_only(tmp_path: Path) -> None:
     assert tool.machine_state(layout)["rounds"] == state["rounds"]
 
 
+def test_times_of_other_devices_predict_nothing() -> None:
+    rows = [rounds.row(n, device=device, train_wallclock_s=s) for n, device, s in ((1, "A", 90.0), (2, "B", 7.0))]
+    state = tool.round_statistics([*rows, rounds.row(3, train_wallclock_s=9.0)])
+    assert state["devices"] == {"A": 1, "B": 1}
+    assert state["params_vs_time"] == [[200, 8.0], [300, 10.0]] and state["predicted_round_s"] == 9.0
+
+
 def test_without_a_run_the_state_describes_the_machine() -> None:
     state = tool.machine_state()
     assert state["machine"] and "rounds" not in state

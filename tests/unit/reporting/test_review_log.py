@@ -77,6 +77,19 @@ def test_faultless_run_has_only_the_budget_finding(run_with: Made) -> None:
     assert "6 s of training, measurement and verification" in what and "nominated 100%" in what
 
 
+def test_rounds_on_different_devices_are_flagged(run_with: Made) -> None:
+    layout = run_with(
+        row(1, device="A100", gpus=1), row(2, device="H100", gpus=1), row(3, device="A100", gpus=1), row(4)
+    )
+    (found,) = [finding for finding in review(layout) if finding.kind == "mixed-devices"]
+    assert "rounds 1, 3 on A100; rounds 2 on H100" in found.what and found.rounds == (1, 2, 3)
+
+
+def test_rounds_on_one_device_are_not_flagged(run_with: Made) -> None:
+    layout = run_with(row(1, device="A100", gpus=1), row(2, device="A100", gpus=1), row(3))
+    assert "mixed-devices" not in {finding.kind for finding in review(layout)}
+
+
 def test_unknown_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         review(RunLayout(tmp_path, rounds.RUN_ID))

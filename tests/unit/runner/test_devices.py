@@ -12,9 +12,12 @@ from autoqec.contracts.dsl import TrainingConfig, parse_dsl
 from autoqec.contracts.pins import apply_pins, validate_pins
 from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import UsageError
-from autoqec.runner import round_process
+from autoqec.runner import devices, round_process, runner
 from autoqec.runner.devices import require_available, resolve_device, resolve_rank_device
-from autoqec.system import sandbox
+from autoqec.runner.round_process import ChildOutcome, failed_result
+from autoqec.runner.spec import ChildResult
+from autoqec.store.layout import RoundLayout
+from autoqec.system import machine, sandbox
 
 from .conftest import SMALL, config_for
 
@@ -117,3 +120,51 @@ def test_round_gets_the_gpus_of_its_job(
     round_process.wrap_in_sandbox(config, spec, tmp_path / "spec.json", tmp_path)
     allowed = gpu and device == "auto"
     assert policies[0].gpu == allowed and ("CUDA_VISIBLE_DEVICES" in policies[0].env) == allowed
+
+
+def test_slot_decides_which_gpu_a_round_sees(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training over several GPUs keeps all that the process sees."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([Path("/dev/nvidia3")]))
+    policies: list[sandbox.SandboxPolicy] = []
+    monkeypatch.setattr(sandbox, "wrap", lambda argv, policy: policies.append(policy))
+    several = {"loop": "sync", "sync": {"backend": "nccl", "ranks": 2}}
+    for training, gpus in (({}, "5"), ({}, None), (several, "5")):
+        config = config_for(env_text, tmp_path, {**SMALL, "training": training})
+        config = config.model_copy(update={"visible_gpus": gpus})
+        spec = round_process._child_spec(config, PROFILES["smoke"], tmp_path)
+        round_process.wrap_in_sandbox(config, spec, tmp_path / "spec.json", tmp_path)
+    assert [policy.env["CUDA_VISIBLE_DEVICES"] for policy in policies] == ["5", "3,5", "3,5"]
+
+
+@pytest.mark.parametrize("gpus", [2], indirect=True)
+def test_metrics_name_the_devices_that_trained(
+    gpus: int, env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "may_use_gpu", lambda training: training.device != "cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU\nkind {index}")
+    assert devices.trained_on(TrainingConfig()) == {"device": "GPU kind 0", "gpus": 1}
+    assert devices.trained_on(TrainingConfig(device="cuda:1")) == {"device": "GPU kind 1", "gpus": 1}
+    assert devices.trained_on(nccl(2)) == {"device": "GPU kind 0 + GPU kind 1", "gpus": 2}
+    assert devices.trained_on(TrainingConfig(device="cpu")) == {"device": None, "gpus": 0}
+    config = config_for(env_text, tmp_path, {**SMALL, "training": {"device": "auto"}})
+    killed = failed_result("killed_by_safety", "too slow", "time limit", seconds=60.0)
+    on_cpu = ChildResult(status="train_error", reason="it broke", gpus=0)
+    made = [
+        runner.build_metrics(config, RoundLayout(tmp_path, 1), ChildOutcome(result), None)
+        for result in (killed, on_cpu)
+    ]
+    assert (made[0].gpus, made[0].device) == (1, None), "a killed child held the GPU that its config requests"
+    assert (made[1].gpus, made[1].device) == (0, machine.cpu_model())
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, ("0", "1")), ("2,GPU-ab", ("2", "GPU-ab")), ("", ())])
+def test_visible_gpus_follow_the_scheduler(
+    variable: str | None, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert machine.visible_gpus(tmp_path) == expected
