@@ -191,6 +191,12 @@ def _current_option_name(name: str) -> str:
     help="Option of the SLURM jobs: time, cpus, mem, partition, … Repeatable.",
 )
 @click.option(
+    "--container",
+    metavar="IMAGE",
+    type=click.Path(path_type=Path),
+    help="Apptainer image in which the SLURM jobs run; the manifests of rounds record its digest.",
+)
+@click.option(
     "--budget",
     metavar="KEY=NUMBER,…",
     default="",

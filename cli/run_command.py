@@ -45,6 +45,7 @@ def show_plan(run_options: RunOptions, out: Output) -> None:
             "pins": run_options.pins,
             "profile": profile,
             "slurm": run_options.cluster,
+            "container": None if run_options.image is None else run_options.image.sha256,
         }
     )
 

@@ -121,5 +121,6 @@ class Manifest(Contract):
     packages: dict[str, str] = Field(description="package -> version")
     environment: ManifestEnvironment = Field(description="what was decoded, with which packages")
     round: ManifestRound = Field(description="identity of the round")
+    container: str | None = Field(default=None, description="SHA-256 of the image that trained in; null: none")
     sandbox: dict[str, Any] = Field(description="backend and settings of the sandbox around training")
     artifacts: tuple[ManifestArtifact, ...] = Field(description="every file the round left")

@@ -88,6 +88,8 @@ class RunnerConfig(Contract):
         default=None, description="CUDA_VISIBLE_DEVICES of a training on one GPU; null: that of the Runner's process"
     )
 
+    container: str | None = Field(default=None, description="SHA-256 of the image that the job runs in; null: none")
+
     @model_validator(mode="after")
     def _branch_has_identity(self) -> RunnerConfig:
         if self.branch is not None and (self.code_cwd is None or self.round_attempt_id is None):

@@ -44,6 +44,7 @@ class RunSettings(Contract):
     memory: str | None = Field(default=None, description="memory file shared by runs")
     executor: Literal["local", "slurm"] = Field(default="local", description="where rounds are measured")
     slurm: tuple[str, ...] = Field(default=(), description="job options, each `KEY=VALUE`")
+    container: str | None = Field(default=None, description="image file in which jobs run")
     parallel: int = Field(default=1, ge=1, description="rounds measured at once")
     threads: int = Field(default=1, ge=1, description="threads shared by the rounds measured at once")
 

@@ -23,6 +23,7 @@ from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import slurm
+from autoqec.system.container import Image, open_image
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class RunOptions:
         pins: Config options that every proposal keeps.
         settings: Settings that a resume inherits.
         cluster: SLURM options of the job of a round; None if rounds are measured on this machine.
+        image: Container image in which jobs run; None: without a container.
     """
 
     root: Path
@@ -51,6 +53,7 @@ class RunOptions:
     pins: dict[str, Any]
     settings: RunSettings
     cluster: dict[str, str] | None
+    image: Image | None
 
     @property
     def rounds(self) -> int | None:
@@ -76,7 +79,7 @@ class RunOptions:
     @property
     def executor(self) -> loop.Executor | None:
         """Executor of rounds; None: this machine."""
-        return None if self.cluster is None else SlurmExecutor(self.parallel, self.cluster)
+        return None if self.cluster is None else SlurmExecutor(self.parallel, self.cluster, image=self.image)
 
 
 OPTION_DEFAULTS: Mapping[str, Any] = {
@@ -84,9 +87,9 @@ OPTION_DEFAULTS: Mapping[str, Any] = {
     "no_llm": False, "model": None, "effort": None, "price": None, "cassette": None, "replay_of": None,
     "ideator_memory": None,
     "analyst_memory": None, "memory": None, "open_modules": False, "parallel": 1, "threads": 1, "executor": "local",
-    "slurm": (), "budget": "",
+    "slurm": (), "container": None, "budget": "",
 }  # fmt: skip
-_PATH_OPTIONS = ("secret_file", "cassette", "ideator_memory", "analyst_memory", "memory")
+_PATH_OPTIONS = ("secret_file", "cassette", "ideator_memory", "analyst_memory", "memory", "container")
 
 
 def complete_options(named: Mapping[str, Any], *, resume: str | None = None) -> dict[str, Any]:
@@ -154,6 +157,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         pins=pins,
         settings=settings.with_models(resolved, choice),
         cluster=_slurm_options(resolved.executor, resolved.slurm, profile, resolved.threads),
+        image=_image(resolved, root),
     )
 
 
@@ -174,6 +178,14 @@ def _slurm_options(
     job_options = fill_job_options(slurm.parse_options(options), PROFILES[profile], threads)
     slurm.check(job_options)
     return job_options
+
+
+def _image(resolved: RunSettings, root: Path) -> Image | None:
+    if resolved.container is None:
+        return None
+    if resolved.executor == "local":
+        raise UsageError("needs --executor slurm", location="--container", hint="add --executor slurm")
+    return open_image(root / resolved.container)
 
 
 def _check_resume_options(info: RunInfo, env_name: str | None, named: dict[str, Any], pins: dict[str, Any]) -> None:

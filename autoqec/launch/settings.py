@@ -20,7 +20,7 @@ from autoqec.orchestrator.budget import Budget
 from autoqec.store.layout import RunLayout
 
 DEFAULT_ROUNDS = 3  # of a run without any limit
-_PATHS = ("ideator_memory", "analyst_memory", "memory")
+_PATHS = ("ideator_memory", "analyst_memory", "memory", "container")
 _SAME_NAME = ("open_modules", "replay_of", "executor", "slurm", "parallel", "threads")
 
 
@@ -47,6 +47,7 @@ def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str,
         update["rounds"] = None if chosen["budget"] else DEFAULT_ROUNDS
     if "executor" in named and chosen["executor"] == "local":
         update["slurm"] = tuple(chosen["slurm"])
+        update["container"] = None if chosen["container"] is None else str(chosen["container"])
     if chosen["cassette"] is not None or "model" in explicit:
         update["cassette"] = chosen["cassette"] is not None
     return base.model_copy(update=update)

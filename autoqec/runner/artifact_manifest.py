@@ -71,6 +71,7 @@ def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict
             seed=config.seed,
             command_line=tuple(sys.argv),
         ),
+        container=config.container,
         sandbox=sandbox,
         artifacts=tuple(
             ManifestArtifact(name=item.name, bytes=item.bytes, sha256=item.sha256)

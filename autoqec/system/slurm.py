@@ -41,6 +41,8 @@ OPTION_NAMES = {
 }
 _EXPORTED_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_HOME", "AUTOQEC_SANDBOX")
 _TIME = re.compile(r"(?P<minutes>[1-9]\d*)|(?:(?P<days>\d+)-)?(?P<clock>\d+:[0-5]\d:[0-5]\d)")
+# Temporary files of a job are on its node's own disk if the cluster offers one.
+NODE_SCRATCH = 'export TMPDIR="${SLURM_TMPDIR:-${TMPDIR:-/tmp}}"'
 _TIMEOUT_S = 60.0
 _INVALID = "Invalid job id"
 # What a controller that is restarting or overrun lets sbatch say; a refusal of what was asked for reads otherwise.
@@ -133,6 +135,7 @@ def submit(
     name: str,
     options: Mapping[str, str],
     package: Path,
+    python: str | None = None,
 ) -> list[str]:
     """Queue a job that calls `work(*arguments[0])`, an importable function, with the package at `package`.
 
@@ -146,6 +149,7 @@ def submit(
         name: Unique name of the job.
         options: Options of `--slurm`.
         package: Directory that holds the package.
+        python: Shell command of the Python in a container, which has the package; None: this process's.
 
     Returns:
         The ids, one per element.
@@ -153,12 +157,14 @@ def submit(
     Raises:
         UsageError: SLURM refuses, or does not answer.
     """
-    executor = _executor(folder, name, options)
+    executor = _executor(folder, name, options, python)
     executor.update_parameters(array_parallelism=len(arguments))
-    fixed = {**child.DEFAULT_ENVIRONMENT, "PYTHONPATH": str(package), "SLURM_EXPORT_ENV": "ALL"}
+    fixed = {**child.DEFAULT_ENVIRONMENT, "SLURM_EXPORT_ENV": "ALL"}
+    fixed |= {"PYTHONPATH": str(package)} if python is None else {}
     threads = str(options.get("cpus", "1"))
     fixed |= {key: threads for key in child.DEFAULT_ENVIRONMENT if key.endswith("_NUM_THREADS")}
-    executor.update_parameters(setup=[f"export {key}={shlex.quote(value)}" for key, value in fixed.items()])
+    exports = [f"export {key}={shlex.quote(value)}" for key, value in fixed.items()]
+    executor.update_parameters(setup=[*exports, NODE_SCRATCH])
     last_error = ""
     for wait in (0.0, *RETRY_DELAYS_S):
         time.sleep(wait)
@@ -269,9 +275,9 @@ def _details(job_id: str) -> str:
     )
 
 
-def _executor(folder: Path, name: str, options: Mapping[str, str]) -> Any:
+def _executor(folder: Path, name: str, options: Mapping[str, str], python: str | None = None) -> Any:
     submitit = optional.load("submitit", extra="slurm", location="--executor slurm")
-    python = f"{shlex.quote(sys.executable)} -P -s"
+    python = python or f"{shlex.quote(sys.executable)} -P -s"
     try:
         executor = submitit.SlurmExecutor(folder=folder, python=python)
     except RuntimeError as error:

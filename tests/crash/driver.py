@@ -3,8 +3,8 @@
 Cases: `nominate` (every ok round is nominated for verification, otherwise none), `bad` (configs that do not compile),
 `compose` and `conflict` (round 3 composes rounds 1 and 2, which changed different keys, or the same one), `outside`
 (an edit outside the editable modules), `unreadable` (a config file that is not YAML), `parallel` (two concurrent
-rounds), `search` (the default ideator), `slurm` (one job per round; `slurm=KEY=VALUE`: its options), `endless` (a
-network that sleeps).
+rounds), `search` (the default ideator), `slurm` (one job per round; `slurm=KEY=VALUE`: its options;
+`container=IMAGE`), `endless` (a network that sleeps).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.store.files import dump_config
 from autoqec.store.layout import EDITABLE_MODULES
 from autoqec.system import slurm
+from autoqec.system.container import open_image
 from tests.crash import interference
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,9 @@ def cluster(cases: set[str], slots: int) -> SlurmExecutor | None:
         return None
     named = [case.removeprefix("slurm=") for case in cases if case.startswith("slurm=")]
     options = {"mem": "1G", **slurm.parse_options(named)}
-    return SlurmExecutor(slots, options, poll_files_s=0.05, poll_slurm_s=0.3, file_lag_s=1)
+    images = [open_image(Path(case.removeprefix("container="))) for case in cases if case.startswith("container=")]
+    image = images[0] if images else None
+    return SlurmExecutor(slots, options, image=image, poll_files_s=0.05, poll_slurm_s=0.3, file_lag_s=1)
 
 
 def main(

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
 from autoqec.orchestrator import failpoint, gc
@@ -25,6 +27,7 @@ from autoqec.runner.job import claiming_job_id, read_order
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.round_files import read_contract
+from autoqec.system import slurm as slurm_commands
 from autoqec.system.git import Repo
 from autoqec.verification import job
 from tests.conftest import made_workspace
@@ -274,6 +277,38 @@ def test_killed_verification_job_is_repeated_once_as_a_further_test(workspace: P
     first, second = tests_of(layout, 2)
     report = read_contract(round_layout.report_json, VerifyReport)
     assert report is not None and report.test is not None and report.test.attempt_index == second == first + 1
+
+
+APPTAINER = """#!/bin/sh
+echo "$@" >> "$0.calls"
+while [ "$1" != python3 ]; do shift; done
+shift
+exec {python} "$@"
+"""
+
+
+@LONG
+def test_jobs_run_in_the_container_and_record_its_digest(
+    workspace: Path, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without PYTHONPATH: the package is that of the image, here the one that is installed on this machine."""
+    before, program, image = Before.of(workspace), tmp_path / "tools" / "apptainer", tmp_path / "an image.sif"
+    program.parent.mkdir()
+    program.write_text(APPTAINER.format(python=sys.executable))
+    program.chmod(0o755)
+    image.write_bytes(b"an image")
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert start(workspace, 2, run_ids(workspace)[0], "slurm", "nominate", f"container={image}").returncode == 0
+    row = last(before)
+    assert row.status == "ok" and row.verify_verdict is not None
+    _, round_layout = layout_of(workspace)
+    manifest = read_contract(round_layout.manifest, Manifest)
+    assert manifest is not None and manifest.container == sha256_bytes(b"an image")
+    measured, verified = program.with_name("apptainer.calls").read_text().splitlines()
+    for call in (measured, verified):
+        assert call.startswith(f"exec --bind {workspace}") and f"{image} python3 -P -s -u -m submitit" in call
+    script = next(round_layout.job_dir.glob("*.sh")).read_text()
+    assert "PYTHONPATH" not in script and slurm_commands.NODE_SCRATCH in script
 
 
 def test_refusal_by_slurm_is_quoted(workspace: Path, cluster: Cluster) -> None:

@@ -27,6 +27,7 @@ from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout, pointer_on_branch
 from autoqec.store.round_files import read_contract
 from autoqec.system import machine, sandbox, slurm
+from autoqec.system.container import Image
 
 if TYPE_CHECKING:
     from autoqec.contracts.verdict import VerifyReport
@@ -61,6 +62,7 @@ class SlurmExecutor:
     Args:
         slots: Jobs at once.
         options: Options of `--slurm`, as returned by `system.slurm.parse`.
+        image: Container image in which jobs run.
         poll_files_s: Seconds between two checks for the files of a round.
         poll_slurm_s: Seconds between two queries of SLURM.
         file_lag_s: Seconds to wait for the files of a job that has ended.
@@ -71,11 +73,12 @@ class SlurmExecutor:
         slots: int = 1,
         options: Mapping[str, str] | None = None,
         *,
+        image: Image | None = None,
         poll_files_s: float = POLL_FILES_S,
         poll_slurm_s: float = POLL_SLURM_S,
         file_lag_s: float = FILE_LAG_S,
     ) -> None:
-        self.capacity, self.options = slots, dict(options or {})
+        self.capacity, self.options, self.image = slots, dict(options or {}), image
         self.poll_files_s, self.poll_slurm_s, self.file_lag_s = poll_files_s, poll_slurm_s, file_lag_s
         self.active: list[SlurmRoundFuture] = []
         self._ready: list[SlurmRoundFuture] = []
@@ -86,6 +89,8 @@ class SlurmExecutor:
         if self._ready and time.monotonic() - self._ready_since >= BATCH_WAIT_S:
             self.flush()
         options = fill_job_options(self.options, PROFILES[config.profile], config.threads)
+        if self.image is not None:
+            config = config.model_copy(update={"container": self.image.sha256})
         changes_code = config.modules_dir is not None and not worktree.is_config_only(Path(config.modules_dir))
         order = JobOrder(
             name=_own_name(config),
@@ -120,8 +125,25 @@ class SlurmExecutor:
         from autoqec.verification import verifier
 
         options = fill_job_options(self.options, request.profile)
-        in_job = SlurmVerification(options, self.poll_files_s, self.poll_slurm_s, self.file_lag_s, self.forward_events)
+        python = self.python(request.round.dir, options)
+        in_job = SlurmVerification(
+            options, python, self.poll_files_s, self.poll_slurm_s, self.file_lag_s, self.forward_events
+        )
         return verifier.verify(request, on_event=on_event, measure=in_job)
+
+    def python(self, round_dir: Path, options: Mapping[str, str]) -> str | None:
+        """Return the command of the Python in the container; None without one.
+
+        Raises:
+            UsageError: The image changed since the start of the session.
+        """
+        if self.image is None:
+            return None
+        self.image.require_unchanged()
+        workspace = round_dir.absolute().parents[2]
+        places = (workspace, workspace / "runs", workspace / ".worktrees")
+        shared = (place for path in places for place in (path, path.resolve()) if place.exists())
+        return self.image.python(shared, gpu="gpus" in options or "gres" in options)
 
     def forward_events(self) -> None:
         """Forward the progress events of all rounds that jobs measure."""
@@ -133,7 +155,7 @@ class SlurmRoundFuture:
     """A round that a SLURM job measures."""
 
     def __init__(self, executor: SlurmExecutor, order: JobOrder, on_event: OnEvent) -> None:
-        self._executor, self.order, self._on_event = executor, order, on_event
+        self.executor, self.order, self._on_event = executor, order, on_event
         self.layout = RoundLayout(Path(order.config.round_dir), order.config.round_idx)
         self.refusal: UsageError | None = None
         self._last_event: JobReported | None = None
@@ -149,21 +171,21 @@ class SlurmRoundFuture:
         Raises:
             UsageError: SLURM rejected the job; its order is withdrawn.
         """
-        self._executor.flush()
+        self.executor.flush()
         last_query = float("-inf")
         while (metrics := self._finished_metrics()) is None:
             if self.refusal is not None:
-                self._executor.active.remove(self)
+                self.executor.active.remove(self)
                 raise self.refusal
-            self._executor.forward_events()
-            if time.monotonic() - last_query >= self._executor.poll_slurm_s:
+            self.executor.forward_events()
+            if time.monotonic() - last_query >= self.executor.poll_slurm_s:
                 job_status = self._query_job()
                 last_query = time.monotonic()
                 if job_status.life in ("ended", "gone"):
                     metrics = self._final_metrics(job_status)
                     break
-            time.sleep(self._executor.poll_files_s)
-        self._executor.active.remove(self)
+            time.sleep(self.executor.poll_files_s)
+        self.executor.active.remove(self)
         return metrics
 
     def cancel(self) -> None:
@@ -241,9 +263,9 @@ class SlurmRoundFuture:
         """Return the metrics of a job that has ended, once its files are visible; otherwise record a failed round."""
         from autoqec.runner import runner
 
-        deadline = time.monotonic() + self._executor.file_lag_s
+        deadline = time.monotonic() + self.executor.file_lag_s
         while (metrics := self._finished_metrics()) is None and time.monotonic() < deadline:
-            time.sleep(self._executor.poll_files_s)
+            time.sleep(self.executor.poll_files_s)
         if metrics is not None:
             return metrics
         over_limit = job_status.state in slurm.LIMIT_STATES
@@ -285,9 +307,11 @@ def enqueue(group: list[SlurmRoundFuture]) -> None:
             future.order = future.order.model_copy(update=placed)
             future.write()
     arguments = [(str(future.layout.dir), future.layout.round) for future in group]
+    options = first.order.options
     try:
+        python = first.executor.python(first.layout.dir, options)
         numbers = slurm.submit(
-            job.work, arguments, folder=folder, name=name, options=first.order.options, package=IMPORT_DIR
+            job.work, arguments, folder=folder, name=name, options=options, package=IMPORT_DIR, python=python
         )
     except BaseException as error:
         for future in group:

@@ -29,6 +29,7 @@ class SlurmVerification:
 
     Attributes:
         options: Options of the jobs.
+        python: Command of the Python in a container; None without one.
         poll_files_s: Seconds between two checks for the result.
         poll_slurm_s: Seconds between two queries of SLURM.
         file_lag_s: Seconds to wait for the result of a job that has ended.
@@ -36,6 +37,7 @@ class SlurmVerification:
     """
 
     options: Mapping[str, str]
+    python: str | None
     poll_files_s: float
     poll_slurm_s: float
     file_lag_s: float
@@ -112,6 +114,7 @@ class SlurmVerification:
                     name=order.name,
                     options=order.options,
                     package=IMPORT_DIR,
+                    python=self.python,
                 )
                 return number
             time.sleep(self.poll_slurm_s)

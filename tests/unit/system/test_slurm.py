@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,12 @@ def test_several_arguments_become_one_array(cluster: Cluster, tmp_path: Path) ->
     assert numbers == ["1_0", "1_1"] and cluster.jobs() == {"1_0": "PENDING", "1_1": "PENDING"}
     slurm.cancel("1_0")
     assert cluster.jobs() == {"1_0": "CANCELLED", "1_1": "PENDING"}
+
+
+@pytest.mark.parametrize(("variable", "expected"), [("", "/tmp"), ("SLURM_TMPDIR=/node", "/node"), ("TMPDIR=/t", "/t")])
+def test_temporary_files_of_a_job_are_on_the_disk_of_its_node(variable: str, expected: str) -> None:
+    command = f"unset TMPDIR SLURM_TMPDIR; {variable}; {slurm.NODE_SCRATCH}; echo $TMPDIR"
+    assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.strip() == expected
 
 
 def test_options_are_parsed_as_keys_and_values() -> None:
