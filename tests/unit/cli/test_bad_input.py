@@ -249,6 +249,10 @@ def test_invalid_slurm_options_are_rejected(workspace: Workspace, tmp_path: Path
     slurm = (*run, "--executor", "slurm")
     refused(workspace.autoqec(*slurm, "--slurm", "speed=9", **cluster.env), "'speed=9'", "partition")
     refused(workspace.autoqec(*slurm, "--slurm", "partition=nowhere", **cluster.env), "invalid partition", "nowhere")
+    refused(workspace.autoqec(*run, "--container", "a.sif"), "--container", "--executor slurm")
+    refused(workspace.autoqec(*slurm, "--container", "a.sif", **cluster.env), "`apptainer`", "--container")
+    (tmp_path / "fake/bin/apptainer").symlink_to("/bin/true")
+    refused(workspace.autoqec(*slurm, "--container", "a.sif", **cluster.env), "a.sif cannot be read", "--container")
     assert workspace.files() == before and cluster.jobs() == {}
 
 
