@@ -322,6 +322,13 @@ def hidden_from_branch_code(round_dir: Path) -> tuple[Path, ...]:
     return tuple(dict.fromkeys((*named, *(path.resolve() for path in named))))
 
 
+def shared_with_jobs(round_dir: Path) -> tuple[Path, ...]:
+    """Return the directories that a job of a round reads and writes: the workspace, and the targets of its links."""
+    workspace = round_dir.absolute().parents[2]
+    named = (workspace, runs_dir(workspace), workspace / ".worktrees")
+    return tuple(dict.fromkeys(place for path in named for place in (path, path.resolve()) if place.exists()))
+
+
 def quarantine_branch_of(branch: str) -> str:
     """Return the quarantine name of a round's branch: exp/<run>/<rest> -> quarantine/<run>/<rest>."""
     return "quarantine/" + branch.removeprefix("exp/")

@@ -36,9 +36,7 @@ class Image:
         """Raise UsageError if the file changed since it was opened, so that jobs would run another image."""
         if _stamp(self.path) != self.stamp:
             message = "the image changed while the run used it"
-            raise UsageError(
-                message, location=str(self.path), hint="--resume records the new digest"
-            )
+            raise UsageError(message, location=str(self.path), hint="--resume records the new digest")
 
     def python(self, directories: Iterable[Path], *, gpu: bool) -> str:
         """Return the shell command of the image's Python.

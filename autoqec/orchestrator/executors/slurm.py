@@ -24,7 +24,7 @@ from autoqec.orchestrator import worktree
 from autoqec.orchestrator.executors.slurm_verification import SlurmVerification
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
-from autoqec.store.layout import RoundLayout, pointer_on_branch
+from autoqec.store.layout import RoundLayout, pointer_on_branch, shared_with_jobs
 from autoqec.store.round_files import read_contract
 from autoqec.system import machine, sandbox, slurm
 from autoqec.system.container import Image
@@ -140,10 +140,7 @@ class SlurmExecutor:
         if self.image is None:
             return None
         self.image.require_unchanged()
-        workspace = round_dir.absolute().parents[2]
-        places = (workspace, workspace / "runs", workspace / ".worktrees")
-        shared = (place for path in places for place in (path, path.resolve()) if place.exists())
-        return self.image.python(shared, gpu="gpus" in options or "gres" in options)
+        return self.image.python(shared_with_jobs(round_dir), gpu="gpus" in options or "gres" in options)
 
     def forward_events(self) -> None:
         """Forward the progress events of all rounds that jobs measure."""
