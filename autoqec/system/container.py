@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoqec.errors import UsageError
-from autoqec.store import atomic
 
 PROGRAMS = ("apptainer", "singularity")
 _HINT = "apptainer build autoqec.sif containers/autoqec.def"
@@ -61,9 +60,11 @@ def open_image(path: Path) -> Image:
         message = f"neither {' nor '.join(f'`{name}`' for name in PROGRAMS)} is on the PATH"
         raise UsageError(message, location="--container", hint="load the module of your cluster, or omit --container")
     place = path.resolve()
+    if not place.is_file():
+        raise UsageError(f"the image {path} cannot be read: it is not a file", location="--container", hint=_HINT)
     try:
         stamp = _stamp(place)
-        with atomic.open_regular(place) as stream:
+        with place.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         message = f"the image {path} cannot be read: {error.strerror}"
