@@ -99,8 +99,15 @@ class CheckpointDecoder:
 
         Raises:
             ContractError: The network fails, or its outputs are not finite.
-            UsageError: No combination of the model's errors explains a shot.
+            UsageError: The shots are of another circuit, or no combination of the model's errors explains one.
         """
+        expected = (len(detection_events), -(-self.problem.n_detectors // 8))
+        if detection_events.shape != expected or detection_events.dtype != np.uint8:
+            raise UsageError(
+                f"are {detection_events.dtype} {detection_events.shape}, expected bit-packed uint8 {expected}",
+                location="detection events",
+                hint=f"decode shots of a circuit with {self.problem.n_detectors} detectors",
+            )
         predictions = np.zeros((len(detection_events), self.problem.n_observables), bool)
         chunk = max(1, min(CHUNK, MAX_CHUNK_VALUES // len(self._prior)))
         for start in range(0, len(detection_events), chunk):

@@ -228,6 +228,13 @@ def test_missing_or_conflicting_files_are_rejected(
     refused(capsys, part)
 
 
+def test_arrays_of_another_circuit_are_rejected_with_both_sizes(made: tuple[Path, np.ndarray]) -> None:
+    decoder = CheckpointDecoder.of(surface(3), made[0] / "checkpoint.pt")
+    for events in (sample(problem(5), 4, 5).detection_events, np.zeros((4, 24), bool)):
+        with pytest.raises(UsageError, match=r"detection events: are .*, expected bit-packed uint8 \(4, 3\)"):
+            decoder.decode(events)
+
+
 def test_unexplainable_shot_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a ring without boundary, an odd number of detection events is impossible."""
     text = "error(0.1) D0 D1 L0\nerror(0.1) D1 D2\nerror(0.1) D0 D2"
