@@ -13,8 +13,11 @@ from autoqec.contracts.provenance import SHA1, SHA256
 BUNDLE, RUN = "branches.bundle", "run"
 MAX_BYTES = 8 * 2**30
 MAX_MEMBERS = 200_000
-# Files of the process that holds a run: its owner, log and locks, and a secret that is not published.
-EXCLUDED_FILES = ("owner.json", "live.json", "logs", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
+# Files of one machine: owner, log and locks of a run, a secret that is not published, recorded shots and their place.
+EXCLUDED_FILES = (
+    "owner.json", "live.json", "logs", "secret", "history.jsonl.lock", "attempts.jsonl.lock",
+    "recorded", "recorded_directory.txt",
+)  # fmt: skip
 
 # Suffixes of the files that a run writes: a directory of such a name would replace an expected file.
 _FILES = (".json", ".jsonl", ".yaml", ".md", ".log", ".pt", ".csv", ".txt", ".html", ".hex", ".b8", ".tmp")
@@ -26,7 +29,7 @@ def member_name(name: str) -> str:
     if name != BUNDLE and (top != RUN or not rest):
         raise ValueError(f"{name!r} is neither {BUNDLE} nor a file below {RUN}/")
     if rest.partition("/")[0] in EXCLUDED_FILES:
-        raise ValueError(f"{name!r} belongs to a running process, not to an archive")
+        raise ValueError(f"{name!r} belongs to one machine, not to an archive")
     if any(part.casefold().endswith(_FILES) for part in rest.split("/")[:-1]):
         raise ValueError(f"{name!r} has a directory where a run has a file")
     return name

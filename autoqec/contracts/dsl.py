@@ -171,6 +171,11 @@ class TrainingConfig(Contract):
     finetune_gap: float = Field(
         default=6.0, gt=0, le=50, description="fine-tune on shots whose two logical classes differ by less, in nats"
     )
+    finetune_shots: Literal["recorded", "simulated"] | None = Field(
+        default=None,
+        description="shots of the fine-tuning phase: recorded training blocks, or shots of the model; null: recorded "
+        "if the env has them",
+    )
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$",
@@ -297,7 +302,7 @@ class PredecoderDSL(Contract):
         through_matching = finetunes and self.output_mode == "soft_priors"
         by_reward = self.training.policy_gradient is not None
         if not (through_matching or by_reward) or self.training.finetune_share == 0:
-            del settings["finetune_learning_rate"], settings["finetune_gap"]
+            del settings["finetune_learning_rate"], settings["finetune_gap"], settings["finetune_shots"]
         return {"type": self.type, "output_mode": self.output_mode, "gate": self.dump()["gate"], **settings}
 
     def sha256(self) -> str:

@@ -226,7 +226,7 @@ class RecordedEvidence(Contract):
     blocks_left: int = Field(description="sealed blocks that later candidates of the run can be tested on")
     candidates_left: int = Field(description="candidates that these blocks are enough for")
     e_values: dict[str, float] = Field(
-        default_factory=dict, description="e-value against each baseline; the test reports the smallest"
+        default_factory=dict, description="e-value against each baseline; the smallest is that of the test"
     )
     autocorrelation: float | None = Field(
         default=None, description="correlation of the differences of successive blocks; null if not measured"

@@ -221,6 +221,7 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator
         names = ", ".join(sorted(path.name for path in stale))
         raise ContractError(f"does not follow from history: {names}", location=str(layout.root))
     closed = layout.secret_hex.exists()
+    recorded = files.load_env(layout.env)[0].recorded is not None
     for round_state in memory.state.rounds.values():
         row, place = round_state.row, layout.round(round_state.row.round)
         if row.status != "ok" or row.commit_sha is None:
@@ -235,6 +236,8 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator
             yield row.round, "measured, not verified; files intact"
         elif not closed:
             yield row.round, f"{row.verify_verdict}; files intact; the run is not closed, so its shots stay secret"
+        elif recorded:
+            yield row.round, f"{row.verify_verdict}; files intact; an archive has no recorded shots to verify on again"
         else:
             replayed = verify_round.replay(layout, repo, row.round, on_event)
             message = f"{row.verify_verdict} again on the same shots ({replayed.source})"

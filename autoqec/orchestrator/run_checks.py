@@ -75,15 +75,26 @@ def check_start(
     _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
     secret = new_secret(secret_file)
     network_options = find_network_options(env)
-    recorded = _check_recorded(env, Path(env_path).parent)
+    recorded = check_recorded(env, Path(env_path).parent)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
     notes = tuple(note for note in (linked, message if workspace.head_ref() is None else None) if note is not None)
     return StartCheck(workspace, env, env_text, baseline, baseline_config, network_options, secret, notes, recorded)
 
 
-def _check_recorded(env: EnvSpec, env_dir: Path) -> RecordedShots | None:
-    """Check recorded shots against their hashes and their model before anything is trained on them."""
+def check_recorded(env: EnvSpec, env_dir: Path) -> RecordedShots | None:
+    """Check recorded shots against their hashes and their model before anything is trained on them.
+
+    Args:
+        env: The env.
+        env_dir: Directory of the env file.
+
+    Returns:
+        The shots; None if the env samples its shots.
+
+    Raises:
+        UsageError: A file has changed, or the shots do not fit their model.
+    """
     if env.recorded is None or env.recorded.manifest is None:
         return None
     from autoqec.qec.recorded import env as recorded_env

@@ -123,12 +123,20 @@ class ShotSampler(Sampler):
         seed: Seed of the training; every stream is derived from it and the env's seed bands.
         eval_shots: Validation shots of one evaluation.
         recorded: Directory of recorded training and validation shots, of an env that has them.
+        simulated: Train on sampled shots although there are recorded ones.
     """
 
     def __init__(
-        self, problem: Problem, batch_size: int, seed: int, *, eval_shots: int = 0, recorded: Path | None = None
+        self,
+        problem: Problem,
+        batch_size: int,
+        seed: int,
+        *,
+        eval_shots: int = 0,
+        recorded: Path | None = None,
+        simulated: bool = False,
     ) -> None:
-        self.source = ShotSource(problem, recorded)
+        self.source = ShotSource(problem, recorded, simulated)
         self.problem, self.batch_size, self.seed, self.eval_shots = problem, batch_size, seed, eval_shots
         self._buffer: Samples | None = None
         self._buffer_infos: TrajInfos = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from autoqec.contracts.env import EnvSpec
@@ -10,7 +11,7 @@ from autoqec.errors import UsageError
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.shots import RecordedShots
-from autoqec.qec.recorded.split import VisibleShots, write_visible
+from autoqec.qec.recorded.split import PARTS, Split, VisibleShots, write_visible
 from autoqec.store import atomic
 from autoqec.store.layout import recorded_location, visible_shots
 
@@ -24,10 +25,12 @@ class ShotSource:
     Attributes:
         problem: The env at its target.
         recorded: Directory of recorded training and validation shots; None if the env samples its shots.
+        simulated: Training shots are sampled although there are recorded ones.
     """
 
     problem: Problem
     recorded: Path | None = None
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         if self.problem.env.recorded is not None and self.recorded is None:
@@ -42,9 +45,16 @@ class ShotSource:
 
     def training(self, n: int, seed: int) -> sampling.Shots:
         """Return `n` training shots of a seed; recorded ones are drawn with replacement."""
-        if self.recorded is not None:
+        if self.recorded is not None and not self.simulated:
             return self._open("train").draw(n, seed)
-        return sampling.sample(self.problem, n, seed)
+        return sampling.sample(self._simulation, n, seed)
+
+    @cached_property
+    def _simulation(self) -> Problem:
+        """Return the problem to sample: of an env of recorded shots, with the model of the first training phase."""
+        if self.problem.env.recorded is None:
+            return self.problem
+        return self.problem.with_other_dem(self.problem.dem)
 
     def _open(self, part: str) -> VisibleShots:
         assert self.recorded is not None
@@ -54,8 +64,26 @@ class ShotSource:
 def provide_shots(recorded: RecordedShots, env: EnvSpec, round_dir: Path) -> None:
     """Copy recorded training and validation shots beside a round directory, and note where all shots are.
 
-    Only the copies are visible to branch code; the verifier alone opens the recorded files again.
+    Only the copies are visible to branch code; the verifier alone opens the recorded files again. Copies of an earlier
+    round beside it are used again.
+
+    Raises:
+        UsageError: The copies that exist are of another recording or of another division.
     """
     assert env.recorded is not None
+    location = recorded_location(round_dir)
+    if location.exists():
+        split = Split.of(env.recorded)
+        lengths = [len(_visible(round_dir, part, recorded)) for part in PARTS]
+        same = lengths == [span[1] - span[0] for span in (split.train, split.validation)]
+        if not same or location.read_text(encoding="utf-8") != f"{recorded.directory}\n":
+            hint = "choose a round directory in another directory"
+            raise UsageError("belongs to other recorded shots", location=str(visible_shots(round_dir)), hint=hint)
+        return
     write_visible(recorded, env.recorded, visible_shots(round_dir))
-    atomic.write_text(recorded_location(round_dir), f"{recorded.directory}\n")
+    atomic.write_text(location, f"{recorded.directory}\n")
+
+
+def _visible(round_dir: Path, part: str, recorded: RecordedShots) -> VisibleShots:
+    sizes = recorded.source.num_detectors, recorded.source.num_observables
+    return VisibleShots.open(visible_shots(round_dir), part, *sizes)

@@ -159,6 +159,10 @@ def _circuit_phases(
     """
     training_config = dsl.training
     shots: dict[str, Any] = {"eval_shots": max(1, int(profile.val_shots * EVAL_SHARE)), "recorded": recorded}
+    if training_config.finetune_shots == "recorded" and recorded is None:
+        hint = "remove it, or use an env of code kind `recorded_shots`"
+        raise UsageError("the env has no recorded shots", location="training.finetune_shots", hint=hint)
+    shots["simulated"] = training_config.finetune_shots == "simulated"
     gaps = training_config.replay is not None and training_config.replay.near_failure > 0
 
     def phase_factory(name: str) -> PhaseFactory:

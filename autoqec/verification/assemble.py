@@ -46,13 +46,13 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
     all_guards = _guards(session, evidence, cost, recorded_circuit)
     strength = baselines if request.rules >= 2 else ()
     members: tuple[MemberResult, ...] = ()
-    if evidence.recorded is None:
+    if (spent := evidence.recorded) is None:
         verdict, reasons = decide(env, evidence.test, effect, all_guards, strength, request.rules)
         members = member_results(env, evidence, verdict, request.attempt_index)
         claimed = claim(env, verdict, effect, strength, members)
     else:
-        verdict, reasons = decide_recorded(env, evidence.test, effect, all_guards, evidence.recorded)
-        claimed = claim_recorded(env, verdict, effect, evidence.recorded)
+        verdict, reasons = decide_recorded(env, evidence.test, effect, all_guards, spent, baselines)
+        claimed = claim_recorded(env, verdict, effect, spent)
     composition = _composition(session, evidence, verdict)
     session.on_event(VerdictReached(round=session.round, verdict=verdict, reasons=tuple(reasons)))
     return VerifyReport(

@@ -70,15 +70,17 @@ def decide_recorded(
     effect: PairedEffect | None,
     guards: tuple[Guard, ...],
     spent: RecordedEvidence,
+    baselines: Sequence[BaselineResult],
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict on recorded shots and its reasons; see `decide`.
 
     Args:
         env: Names the minimum gain.
-        test: The test against the baseline with the least evidence; None if it was not reached.
-        effect: The gain over that baseline on the same blocks.
+        test: The test with the smallest e-value of all baselines; None if it was not reached.
+        effect: The gain over the strongest baseline on the same blocks.
         guards: All guards.
         spent: The blocks of the test, and those that are left.
+        baselines: All baselines on the same blocks; the gain over each must be shown.
     """
     left = f"{spent.blocks_left} sealed blocks are left, enough for {spent.candidates_left} more candidates"
     if not spent.blocks:
@@ -93,15 +95,15 @@ def decide_recorded(
         return "FAILED" if failed else "SUSPICIOUS", (*lines, left)
     if test is None or effect is None:
         return "INCONCLUSIVE", ("block test: not run", left)
-    low = 100 * (effect.relative_low or 0.0)
+    low = 100 * min(baseline.against.relative_low or 0.0 for baseline in baselines)
     figures = (
-        f"block test: e-value {test.e_value:.3g} of {test.threshold:.3g} needed against {effect.reference}, the "
-        f"strongest of {len(spent.e_values)} baselines, after {spent.blocks} blocks of {spent.block_shots} shots"
+        f"block test: smallest e-value {test.e_value:.3g} of {test.threshold:.3g} needed, against "
+        f"{len(spent.e_values)} baselines, after {spent.blocks} blocks of {spent.block_shots} shots"
     )
     if spent.blocks_too_short:
         correlation = f"correlation {spent.autocorrelation:.2f}" if spent.autocorrelation is not None else "correlated"
         return "INCONCLUSIVE", (figures, f"successive blocks are correlated ({correlation}): blocks too short", left)
-    gain = f"effect: at least {low:.1f}% fewer errors (needed {_required_gain(env)})"
+    gain = f"effect: at least {low:.1f}% fewer errors than each baseline (needed {_required_gain(env)})"
     if test.stopped_by != "evidence" or low < 100 * env.protocol.min_relative_gain or low <= 0:
         return "INCONCLUSIVE", (figures, gain, left)
     return "VERIFIED", (figures, gain, f"all {len(guards)} guards passed", left)

@@ -2,8 +2,9 @@
 
 The candidate at position t of the run's stream is tested on the t-th part of the sealed blocks, once: no later
 candidate depends on the shots that it will be tested on. Per block the candidate is paired with every baseline on the
-same shots (`qec.recorded.block_test`). The null hypothesis "not better than the best baseline by the minimum gain" is
-rejected if each baseline's e-value reaches the level of e-LOND, so the smallest e-value is the evidence.
+same shots (`qec.recorded.block_test`). The null hypothesis "not better than some baseline by the minimum gain" is
+rejected if each baseline's e-value reaches the level of e-LOND, so the smallest e-value is the evidence. The report's
+effect is against the strongest baseline, the one with the fewest errors on these blocks.
 """
 
 from __future__ import annotations
@@ -147,12 +148,13 @@ class RecordedSession(VerificationSession):
         evaluation.draw_guard_shots()
 
     def _test(self, failed: bool) -> tuple[SequentialTest, RecordedEvidence]:
-        """Return the test against the baseline with the least evidence, and what it spent."""
+        """Return the test with the smallest e-value, the counts against the strongest baseline, and what was spent."""
         assert self.span is not None
         request = self.request
         gain = request.min_relative_gain
         log_e = {name: counts.log_e_value(gain) for name, counts in self.counts.items()}
-        self.reference = min(log_e, key=lambda name: (log_e[name], name))
+        least = min(log_e.values())
+        self.reference = min(self.counts, key=lambda name: (self.counts[name].totals().errors_reference, name))
         found = self.counts[self.reference].effect()
         alpha_t = e_lond_level(self.env.protocol.alpha, request.attempt_index, request.discoveries_before)
         log_harm = self.counts[self.env.plain].log_e_value(harm=True)
@@ -161,11 +163,11 @@ class RecordedSession(VerificationSession):
             stopped_by = "guard"
         elif log_harm >= -math.log(self.env.protocol.alpha):
             stopped_by = "harm"
-        elif log_e[self.reference] >= -math.log(alpha_t) and not found.blocks_too_short:
+        elif least >= -math.log(alpha_t) and not found.blocks_too_short:
             stopped_by = "evidence"
         test = SequentialTest(
             counts=self.counts[self.reference].totals(),
-            e_value=_exp(log_e[self.reference]),
+            e_value=_exp(least),
             e_value_harm=_exp(log_harm),
             threshold=1 / alpha_t,
             alpha_t=alpha_t,

@@ -127,6 +127,8 @@ class ReplayResult:
     @property
     def source(self) -> str:
         """Describe where the shots came from."""
+        if self.report.recorded is not None:
+            return f"{self.report.recorded.blocks} sealed blocks read again from the recorded files"
         if self.n_from_cache:
             from_cache = f"{self.n_from_cache} of {self.n_redrawn + self.n_from_cache} chunks from the archive"
             return f"{from_cache}: stim {machine.versions()['stim']} on this machine samples them differently"

@@ -58,12 +58,15 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     """
     from autoqec.contracts.round import RunnerConfig
     from autoqec.orchestrator.rounds import require_sandbox
+    from autoqec.orchestrator.run_checks import check_recorded
     from autoqec.reporting.terminal import LiveView, console
     from autoqec.runner.runner import run_round
+    from autoqec.runner.shot_source import provide_shots
     from autoqec.store.files import load_env, load_yaml, read_text
 
     _check_options(chosen)
-    _, env_yaml = load_env(locate.env_file(env_name))
+    env_file = locate.env_file(env_name)
+    env, env_yaml = load_env(env_file)
     predecoder = load_yaml(read_text(config, what="predecoder config"), location=str(config))
     _check(predecoder, config)
     if round_dir.exists() and any(round_dir.iterdir() if round_dir.is_dir() else [round_dir]):
@@ -85,6 +88,9 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     if code_cwd:
         require_sandbox(code_cwd / layout.EDITABLE_MODULES)
     runner_config = RunnerConfig.read(spec, location="run-round")
+    if (recorded := check_recorded(env, env_file.parent)) is not None:
+        round_dir.parent.mkdir(parents=True, exist_ok=True)
+        provide_shots(recorded, env, Path(os.path.abspath(round_dir)))
     with LiveView(console(err=True), quiet=out.quiet) as view:
         metrics = run_round(runner_config, on_event=view)
     out.emit(metrics.dump())

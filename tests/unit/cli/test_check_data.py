@@ -117,3 +117,20 @@ def test_recorded_excludes_other_codes(here: Path, capsys: pytest.CaptureFixture
     value = {"--basis": "z", "--rounds": "3"}.get(option, "surface_code:rotated_memory_z")
     assert run_cli(group, ["add-env", "mine", "--recorded", "data", option, value]) == 2
     check_error(capsys.readouterr().err, option, "cannot be combined", hint=True)
+
+
+def test_block_size_and_candidates_are_options(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain_directory(here / "data", 1000, 2)
+    options = ["--recorded", "data", "--shots", "100", "--block-shots", "20", "--candidates", "3"]
+    assert run_cli(group, ["add-env", "mine", *options]) == 0
+    env, _ = load_env(here / "mine.yaml")
+    assert env.recorded is not None and (env.recorded.block_shots, env.recorded.candidates) == (20, 3)
+    assert env.baselines == ("mwpm", "mwpm_correlated", "mwpm_estimated", "mwpm_correlated_estimated")
+    assert env.recorded.manifest is not None and env.recorded.manifest.estimated_shots == 1000
+    capsys.readouterr()
+    assert run_cli(group, ["add-env", "few", "--recorded", "data", "--block-shots", "200"]) == 2
+    check_error(capsys.readouterr().err.splitlines()[-2] + "\nhint: x", "each of 4 candidates")
+    assert not list(here.glob("few*"))
+    generated = ["--code", "surface_code:rotated_memory_z", "--distance", "3", "--p", "0.01"]
+    assert run_cli(group, ["add-env", "other", *generated, "--candidates", "3"]) == 2
+    check_error(capsys.readouterr().err, "--candidates", "needs --recorded", hint=True)

@@ -31,7 +31,7 @@ MOVED: dict[str, list[Any]] = {
     "finetune_gap": [2.0],
 }
 # not learnt from; source of weights (test_runner.py); options of the loops (test_policy_gradient.py)
-ELSEWHERE = {"loop", "init", "sync", "replay", "policy_gradient", *MACHINE_FIELDS}
+ELSEWHERE = {"loop", "init", "finetune_shots", "sync", "replay", "policy_gradient", *MACHINE_FIELDS}
 
 
 def trained(problem: Problem, directory: Path, hidden: int, training: dict[str, Any], shots: int) -> PredecoderAgent:

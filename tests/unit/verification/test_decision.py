@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from autoqec.contracts.verdict import (
@@ -7,12 +9,13 @@ from autoqec.contracts.verdict import (
     Guard,
     PairedCounts,
     PairedEffect,
+    RecordedEvidence,
     SequentialTest,
     StoppedBy,
     current_verdict,
 )
 from autoqec.qec.stats import paired_effect, rate
-from autoqec.verification.decision import claim, decide
+from autoqec.verification.decision import claim, decide, decide_recorded
 from tests.support.envs import surface
 
 ENV = surface(5, 0.005)
@@ -118,3 +121,47 @@ def test_claim_states_what_was_measured() -> None:
     assert text.startswith("On surface_d5_z at p = 0.005, mwpm with this predecoder makes 32.1% [")
     assert claim(ENV, "INCONCLUSIVE", effect(400, 330)).startswith("Nothing is claimed")
     assert "no measured gain" in claim(ENV, "FAILED", None)
+
+
+SPENT = RecordedEvidence(
+    block_shots=1000, first_block=40, blocks=20, blocks_left=20, candidates_left=1, e_values={"mwpm": 100.0}
+)
+
+
+def on_blocks(*effects: PairedEffect) -> tuple[BaselineResult, ...]:
+    return tuple(
+        BaselineResult(name=str(index), rate=rate(1_400, 100_000, rounds=5), against=found, beats=found.delta_low > 0)
+        for index, found in enumerate(effects)
+    )
+
+
+def test_gain_on_recorded_shots_must_be_shown_over_every_baseline() -> None:
+    strong, weak = effect(700, 250), effect(400, 330)
+    verdict, reasons = decide_recorded(ENV, sequential("evidence"), strong, PASSED, SPENT, on_blocks(strong))
+    assert verdict == "VERIFIED" and reasons[-1].startswith("20 sealed blocks are left")
+    both = on_blocks(strong, weak)
+    assert decide_recorded(ENV, sequential("evidence"), strong, PASSED, SPENT, both)[0] == "INCONCLUSIVE"
+    assert decide_recorded(ENV, sequential("budget"), strong, PASSED, SPENT, on_blocks(strong))[0] == "INCONCLUSIVE"
+    assert decide_recorded(ENV, None, None, PASSED, SPENT, ())[0] == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "reason"),
+    [
+        ({"blocks_too_short": True, "autocorrelation": 0.5}, "INCONCLUSIVE", "blocks too short"),
+        ({"blocks": 0}, "INCONCLUSIVE", "no evidence is left"),
+    ],
+)
+def test_recorded_blocks_that_are_no_evidence(change: dict[str, Any], verdict: str, reason: str) -> None:
+    spent, found = SPENT.model_copy(update=change), effect(700, 250)
+    got, reasons = decide_recorded(ENV, sequential("evidence"), found, PASSED, spent, on_blocks(found))
+    assert got == verdict and any(reason in line for line in reasons)
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("complete", "FAILED"), ("canary", "SUSPICIOUS")])
+def test_tripped_guard_on_recorded_shots(name: str, verdict: str) -> None:
+    tripped, found = (Guard(name=name, passed=False, evidence="not fine"),), effect(700, 250)
+    got, reasons = decide_recorded(ENV, sequential("evidence"), found, tripped, SPENT, on_blocks(found))
+    assert got == verdict and reasons[0] == f"guard {name}: not fine"
+    harmed = decide_recorded(ENV, sequential("harm"), found, PASSED, SPENT, on_blocks(found))
+    assert harmed[0] == "FAILED" and harmed[1][0].startswith("block test: harm")

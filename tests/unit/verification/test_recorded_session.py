@@ -116,7 +116,8 @@ def test_gain_over_the_best_baseline_is_verified_and_replayed(recorded: tuple[En
     names = ["mwpm", "mwpm_correlated", "mwpm_estimated", "mwpm_correlated_estimated"]
     assert list(found.recorded.e_values) == names == [baseline.name for baseline in found.panel]
     assert found.test.e_value == min(found.recorded.e_values.values()) >= found.test.threshold == 40
-    assert found.effect.reference == min(found.recorded.e_values, key=lambda name: found.recorded.e_values[name])
+    strongest = min(found.panel, key=lambda baseline: baseline.rate.errors)
+    assert found.effect.counts.errors_reference == strongest.rate.errors
     assert (found.recorded.first_block, found.recorded.blocks) == (42, 14)
     assert (found.recorded.blocks_left, found.recorded.candidates_left) == (14, 1)
     assert found.test.counts.shots == 1400 and "14 sealed blocks are left" in found.reasons[-1]
@@ -124,6 +125,7 @@ def test_gain_over_the_best_baseline_is_verified_and_replayed(recorded: tuple[En
     assert sealed == [f"sealed/{index}" for index in range(42, 56)]
     replayed = verifier.replay(found, asked)
     assert replayed.agrees, replayed.differences
+    assert replayed.source == "14 sealed blocks read again from the recorded files"
     text = report.render(found)
     assert "42 to 55" in text and "| mwpm_correlated_estimated |" in text
 
