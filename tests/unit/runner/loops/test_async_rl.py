@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from autoqec.runner import AsyncRl, AsyncRlEval, MinibatchRl
 from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.loops.async_rl import ParameterServer, figure_arrays
-from autoqec.runner.replay_buffer import FieldSelection, run_copier
+from autoqec.runner.replay_buffer import FieldSelection, Throttle, run_copier
 from autoqec.store.layout import RoundLayout
 
 from ..test_process_group import alive, wait_until_ended
@@ -119,6 +120,27 @@ def test_copiers_get_the_selection_of_sampler_to_buffer(layout: RoundLayout, mon
     double_buffer.drain(replay, selection)
     stored = replay.draw(8, np.random.default_rng(0))
     assert set(stored) == {"edges"} and stored["edges"].shape[1] == -(-samples.fields()["edges"].shape[1] // 8)
+
+
+def test_optimizer_waits_for_slow_samplers(layout: RoundLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch arrives each time the optimizer waits; no processes run."""
+    counted: list[tuple[int, int]] = []
+    loop = loop_of(AsyncRl, Make("edges"), layout, {"ratio": 2.0})
+    buffer = SimpleNamespace(appended=0)
+
+    def arrive() -> None:
+        buffer.appended += BATCH
+
+    def update(itr: int) -> None:
+        loop._cum_updates += 1
+        counted.append((loop._cum_updates, buffer.appended // BATCH))
+
+    parts = {"replay": buffer, "workers": SimpleNamespace(check=arrive), "update": update}
+    counts = {"n_batches": 4, "throttle": Throttle(2.0, BATCH), "_cum_updates": 0, "log_interval_itrs": 100}
+    for name, value in (parts | counts).items():
+        monkeypatch.setattr(loop, name, value, raising=False)
+    loop.optimize(8)
+    assert counted == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (6, 3), (7, 4), (8, 4)] and loop._waited > 0
 
 
 class Slow(AsyncRlEval):
