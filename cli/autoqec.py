@@ -101,6 +101,10 @@ def _current_option_name(name: str) -> str:
     help="Training and verification effort per round: seconds (to try it out), minutes or hours.",
 )  # fmt: skip
 @click.option(
+    "--scale", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True,
+    help="Factor on the profile's training and verification.",
+)  # fmt: skip
+@click.option(
     "--seed",
     type=click.IntRange(0, 2**31 - 1),
     default=1,

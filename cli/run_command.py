@@ -9,7 +9,7 @@ from typing import Any
 from autoqec.cli.common import Output
 from autoqec.cli.progress import broadcast
 from autoqec.contracts.pins import format_pins
-from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import RunInterruptedError
 from autoqec.launch.options import RunOptions
@@ -27,7 +27,7 @@ from autoqec.system import run_lock
 def show_plan(run_options: RunOptions, out: Output) -> None:
     """Print what the run would do, after all checks of a start or a resume; writes nothing."""
     checked = _check_new_run(run_options, out) if run_options.layout is None else _check_resumed_run(run_options, out)
-    profile = PROFILES[run_options.profile].dump()
+    profile = profile_of(run_options.profile, run_options.scale).dump()
     settings = run_options.settings.dump()
     for line in _plan_lines(run_options):
         out.say(line)
@@ -44,6 +44,7 @@ def show_plan(run_options: RunOptions, out: Output) -> None:
             "settings": settings,
             "pins": run_options.pins,
             "profile": profile,
+            "scale": run_options.scale,
             "slurm": run_options.cluster,
             "container": None if run_options.image is None else run_options.image.sha256,
         }

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
-from autoqec.contracts.profiles import ProfileName
+from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
 from autoqec.contracts.provenance import SHA1, SHA256
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork, parent_branches
 from autoqec.contracts.settings import RunSettings, SettingsChange
@@ -35,6 +35,9 @@ class RunInfo(Contract):
     baseline_sha: str = Field(pattern=SHA1, description="commit that rounds fork from")
     baseline_ref: str | None = Field(description="branch that was checked out; null: detached HEAD")
     profile: ProfileName = Field(description="amounts of data and limits")
+    scale: float = Field(
+        default=1.0, ge=MIN_SCALE, le=MAX_SCALE, description="factor on the profile's training and verification"
+    )
     seed: int = Field(description="seed of the search")
     ideator: str = Field(description="source of proposals")
     pins: dict[str, Any] = Field(default={}, description="dotted DSL key -> value that every proposal of the run holds")

@@ -7,8 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
+from autoqec.errors import UsageError
 
 ProfileName = Literal["smoke", "dev", "prod"]
+MIN_SCALE, MAX_SCALE = 0.01, 1000.0
 
 
 class Profile(Contract):
@@ -26,6 +28,20 @@ class Profile(Contract):
     judge_wallclock_s: int = Field(description="limit at which the candidate process is killed")
     memory_gb: float = Field(description="limit at which the Runner's child process is killed")
     disk_mb: int = Field(description="artifacts of one round")
+
+    def with_scale(self, scale: float) -> Profile:
+        """Return the profile with amounts of training and verification times `scale`; limits of time never shrink.
+
+        Validation shots stay, so that rounds of an env and profile are measured on the same shots.
+        """
+        amounts = (
+            "train_shots", "finetune_shots", "train_gflops", "judge_test_shots", "judge_effect_shots",
+            "judge_point_shots",
+        )  # fmt: skip
+        scaled = {name: max(1, round(getattr(self, name) * scale)) for name in amounts}
+        for limit in ("round_wallclock_s", "judge_wallclock_s"):
+            scaled[limit] = round(getattr(self, limit) * max(1.0, scale))
+        return self.model_copy(update=scaled)
 
     def scaled(self, share: float) -> Profile:
         """Return the profile with this share of validation and verification shots and the same training and limits."""
@@ -80,3 +96,17 @@ PROFILES: dict[str, Profile] = {
         ),
     )
 }
+
+
+def profile_of(name: str, scale: float = 1.0) -> Profile:
+    """Return a profile by name, with its amounts times `scale`.
+
+    Raises:
+        UsageError: There is no such profile, or the scale is out of range.
+    """
+    if name not in PROFILES:
+        raise UsageError(f"unknown profile {name!r}", location="--profile", hint=f"one of {', '.join(PROFILES)}")
+    if not MIN_SCALE <= scale <= MAX_SCALE:
+        message = f"the scale {scale:g} lies outside {MIN_SCALE:g} to {MAX_SCALE:g}"
+        raise UsageError(message, location="--scale", hint="choose another scale or profile")
+    return PROFILES[name] if scale == 1 else PROFILES[name].with_scale(scale)

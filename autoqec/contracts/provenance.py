@@ -101,6 +101,7 @@ class ManifestRound(Contract):
     compose_mode: ComposeMode | None = Field(description="of a composition: merge only, or merge and edit")
     dsl_config_sha256: str = Field(pattern=SHA256, description="hash of the predecoder config")
     profile: str = Field(description="profile of the run")
+    scale: float = Field(default=1.0, description="factor on the profile's training and verification")
     seed: int = Field(description="seed of training")
     command_line: tuple[str, ...] = Field(description="arguments of the process that trained")
 

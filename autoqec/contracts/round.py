@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.profiles import ProfileName
+from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
 from autoqec.contracts.timing import UtcTime
 from autoqec.contracts.verdict import MemberCounts, PairedCounts
 
@@ -60,6 +60,9 @@ class RunnerConfig(Contract):
     env_yaml: str = Field(description="the frozen env file's text")
     predecoder_config: dict[str, Any] = Field(description="config of the predecoder (PredecoderDSL)")
     profile: ProfileName = Field(default="dev", description="amounts of data and limits")
+    scale: float = Field(
+        default=1.0, ge=MIN_SCALE, le=MAX_SCALE, description="factor on the profile's training and verification"
+    )
     seed: int = Field(default=0, ge=0, lt=2**31, description="of training")
     round_dir: str = Field(description="directory for the round's files")
     run_id: str = Field(default="local", description="run that the round belongs to")
@@ -162,6 +165,9 @@ class RoundMetrics(Contract):
         default=None, description="floating-point operations of the net per shot, counted by the compiler"
     )
     n_params: int | None = Field(default=None, description="trainable parameters")
+    scale: float | None = Field(
+        default=None, description="factor on the profile's training and verification; null in earlier versions: 1"
+    )
     train_seed: int | None = Field(default=None, description="seed of training")
     train_steps: int | None = Field(default=None, description="optimizer steps")
     train_shots: int | None = Field(default=None, description="shots trained on")

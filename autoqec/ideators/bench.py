@@ -16,7 +16,7 @@ import numpy as np
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
 from autoqec.contracts.views import IdeatorView
@@ -27,7 +27,7 @@ from autoqec.qec import stats
 ProposeFn = Callable[[IdeatorView], IdeatorResponse | None]
 ParetoPoint = tuple[float, float, float]
 
-VAL_SHOTS = PROFILES["smoke"].val_shots  # the same number as in the profile dev
+VAL_SHOTS = profile_of("smoke").val_shots  # the same number as in the profile dev
 MIN_GAIN = 0.02  # for the lower bound of the relative gain, as in the protocol of the envs
 BOOTSTRAP_RESAMPLES = 2_000
 

@@ -12,7 +12,7 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import apply_pins, family_pins, format_pins
-from autoqec.contracts.profiles import PROFILES, ProfileName
+from autoqec.contracts.profiles import Profile, ProfileName, profile_of
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
 from autoqec.launch import role_options, settings
@@ -35,6 +35,7 @@ class RunOptions:
         env: Env file of a new run; None when a run is resumed.
         layout: Layout of the run to resume; None for a new run.
         info: run.json of the run to resume.
+        scale: Factor on the profile's training and verification.
         choice: Ideator and language models.
         pins: Config options that every proposal keeps.
         settings: Settings that a resume inherits.
@@ -47,6 +48,7 @@ class RunOptions:
     layout: RunLayout | None
     info: RunInfo | None
     profile: ProfileName
+    scale: float
     seed: int
     secret_file: Path | None
     choice: role_options.RoleOptions
@@ -83,7 +85,8 @@ class RunOptions:
 
 
 OPTION_DEFAULTS: Mapping[str, Any] = {
-    "rounds": None, "profile": "dev", "seed": 1, "secret_file": None, "resume": None, "ideator": "tpe", "pin": (),
+    "rounds": None, "profile": "dev", "scale": 1.0, "seed": 1, "secret_file": None, "resume": None, "ideator": "tpe",
+    "pin": (),
     "no_llm": False, "model": None, "effort": None, "price": None, "cassette": None, "replay_of": None,
     "ideator_memory": None,
     "analyst_memory": None, "memory": None, "open_modules": False, "parallel": 1, "threads": 1, "executor": "local",
@@ -103,8 +106,7 @@ def complete_options(named: Mapping[str, Any], *, resume: str | None = None) -> 
         raise UsageError("is not an option", location=unknown[0], hint=f"choose from {', '.join(OPTION_DEFAULTS)}")
     paths = {name: Path(named[name]) for name in _PATH_OPTIONS if named.get(name) is not None}
     chosen = {**OPTION_DEFAULTS, **named, **paths, "resume": resume}
-    if chosen["profile"] not in PROFILES:
-        raise UsageError(f"unknown profile {chosen['profile']!r}", location="profile", hint=", ".join(PROFILES))
+    profile_of(chosen["profile"], chosen["scale"])
     return chosen
 
 
@@ -144,19 +146,20 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         pins = dict(info.pins)
     if resolved.executor == "local":
         _check_gpus(pins)
-    profile = info.profile if info else chosen["profile"]
+    profile, scale = (info.profile, info.scale) if info else (chosen["profile"], chosen["scale"])
     return RunOptions(
         root=Path.cwd(),  # not the top: a start in a linked worktree is noted
         env=None if info else locate.env_file(str(env_name)),
         layout=layout,
         info=info,
         profile=profile,
+        scale=scale,
         seed=info.seed if info else chosen["seed"],
         secret_file=chosen["secret_file"],
         choice=choice,
         pins=pins,
         settings=settings.with_models(resolved, choice),
-        cluster=_slurm_options(resolved.executor, resolved.slurm, profile, resolved.threads),
+        cluster=_slurm_options(resolved.executor, resolved.slurm, profile_of(profile, scale), resolved.threads),
         image=_image(resolved, root),
     )
 
@@ -167,15 +170,13 @@ def _check_gpus(pins: dict[str, Any]) -> None:
         require_available(parse_dsl(apply_pins({"type": "mlp", "mlp": {}}, pins)).training)
 
 
-def _slurm_options(
-    executor: str, options: tuple[str, ...], profile: ProfileName, threads: int
-) -> dict[str, str] | None:
+def _slurm_options(executor: str, options: tuple[str, ...], profile: Profile, threads: int) -> dict[str, str] | None:
     """SLURM options of the job of a round, accepted by `sbatch --test-only`; None for the local executor."""
     if executor == "local":
         if options:
             raise UsageError("needs --executor slurm", location="--slurm", hint="add --executor slurm")
         return None
-    job_options = fill_job_options(slurm.parse_options(options), PROFILES[profile], threads)
+    job_options = fill_job_options(slurm.parse_options(options), profile, threads)
     slurm.check(job_options)
     return job_options
 
@@ -191,7 +192,7 @@ def _image(resolved: RunSettings, root: Path) -> Image | None:
 def _check_resume_options(info: RunInfo, env_name: str | None, named: dict[str, Any], pins: dict[str, Any]) -> None:
     """Reject options that contradict those with which the run was started."""
     hint = f"autoqec run --resume {info.run_id}"
-    for name in ("profile", "seed", "ideator"):
+    for name in ("profile", "scale", "seed", "ideator"):
         was = getattr(info, name)
         if named.get(name, was) != was:
             raise UsageError(f"the run was started with {was}", location=f"--{name} {named[name]}", hint=hint)

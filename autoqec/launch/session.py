@@ -107,6 +107,7 @@ def _open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comma
         pins=options.pins,
         command_line=tuple(command_line),
         settings=options.settings,
+        scale=options.scale,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import Begun
-from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import RunnerConfig
 from autoqec.contracts.timing import utc_now
 from autoqec.contracts.trial import MAX_LOG_CHARS, Trial
@@ -56,7 +56,9 @@ class Trials:
         """Build config and code and take one training step per phase."""
         from autoqec.runner.trial import check_profile
 
-        profile = check_profile(PROFILES[self._run.info.profile], parse_dsl(config).training.batch_size)
+        profile = check_profile(
+            profile_of(self._run.info.profile, self._run.info.scale), parse_dsl(config).training.batch_size
+        )
         return self._trial("check", config, modules, view.fork_from, 0.0, profile)
 
     def screen(self, config: dict[str, Any], fork_from: tuple[str, ...], share: float) -> Trial:
@@ -65,7 +67,8 @@ class Trials:
 
         modules = read_modules(self._run.repo, self._commit(fork_from[0] if fork_from else None))
         changed = self.code_digest(modules) != self.code_of(None)
-        profile = screen_profile(PROFILES[self._run.info.profile].scaled(self._run.env.protocol.shots_share), share)
+        info, shots_share = self._run.info, self._run.env.protocol.shots_share
+        profile = screen_profile(profile_of(info.profile, info.scale).scaled(shots_share), share)
         return self._trial("screen", config, modules if changed else {}, fork_from, share, profile)
 
     def find_duplicate(self, config: dict[str, Any], modules: Mapping[str, str]) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.pareto import ParetoEntry, non_dominated, preview
-from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.views import AnalystView, IdeatorView, NextTest
 from autoqec.orchestrator import fork_graph, views
@@ -185,7 +185,7 @@ class RunMemory:
             run_id=info.run_id,
             seed=info.seed,
             env=env,
-            profile=PROFILES[info.profile],
+            profile=profile_of(info.profile, info.scale),
             baseline_config=baseline_config,
             inputs=inputs,
             gate_available=gate_available,

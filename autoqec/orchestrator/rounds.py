@@ -109,6 +109,7 @@ def runner_config(run: Run, opened: StartedRound) -> RunnerConfig:
         env_yaml=run.env_text,
         predecoder_config=_branch_config(place),
         profile=run.info.profile,
+        scale=run.info.scale,
         seed=run.round_seed(planned.round),
         round_dir=str(run.layout.round(planned.round).dir),
         run_id=run.info.run_id,

@@ -19,7 +19,7 @@ from autoqec.contracts.events import OnEvent, RunResumed, RunStarted
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.pins import Pins, family_pins, validate_pins
-from autoqec.contracts.profiles import ProfileName
+from autoqec.contracts.profiles import ProfileName, profile_of
 from autoqec.contracts.settings import RunSettings
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import UsageError
@@ -142,6 +142,7 @@ def start_run(
     threads: int = 1,
     pins: Pins | None = None,
     settings: RunSettings | None = None,
+    scale: float = 1.0,
     command_line: tuple[str, ...] = (),
 ) -> Run:
     """Start a run in a repository. The caller closes it.
@@ -157,6 +158,7 @@ def start_run(
         threads: Threads of each Runner child.
         pins: DSL values that every proposal must have.
         settings: Settings that a resume inherits.
+        scale: Factor on the profile's training and verification.
         command_line: Recorded in run.json.
 
     Returns:
@@ -166,11 +168,13 @@ def start_run(
         UsageError: An argument or the repository is not usable; nothing was written.
     """
     validate_pins(pins or {})
+    profile_of(profile, scale)
     start = check_start(env_path, repo, profile, secret_file=secret_file)
     roles = roles or Roles(search(ideator))
     common: dict[str, Any] = {
         "settings": settings,
         "profile": profile,
+        "scale": scale,
         "seed": seed,
         "ideator": ideator,
         "pins": validate_pins(family_pins(pins or {}, 1 + len(start.env.other_members))),

@@ -11,7 +11,7 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import RunInfo
-from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.profiles import profile_of
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
 from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import new_secret, read_secret, require_only_copy
@@ -64,8 +64,7 @@ def check_start(
         UsageError: A check failed; names which.
     """
     env, env_text = files.load_env(env_path)
-    if profile not in PROFILES:
-        raise UsageError(f"unknown profile {profile!r}", location="--profile", hint=f"one of {', '.join(PROFILES)}")
+    profile_of(profile)
     workspace = Repo.discover(repo)
     baseline = workspace.head_sha()
     baseline_config = baseline_config_at(workspace, baseline)

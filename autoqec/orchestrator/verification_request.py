@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import AlphaSpent, RunInfo
-from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import RoundMetrics, parent_branches
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, UsageError
@@ -97,7 +97,7 @@ def _build_request(memory: RunMemory, info: RunInfo, candidate: Candidate, secre
         checkpoint=place.checkpoint,
         dsl_config=parse_dsl(load_config(place.config), location=str(place.config)).config(),
         secret=secret,
-        profile=PROFILES[info.profile].scaled(share),
+        profile=profile_of(info.profile, info.scale).scaled(share),
         run_id=info.run_id,
         config_only=worktree.is_config_only(candidate.modules_dir),
         modules_dir=candidate.modules_dir,

@@ -31,7 +31,8 @@ def candidate(row: HistoryRow) -> dict[str, Any]:
 
 def log_head(info: RunInfo) -> str:
     """Return the beginning of log.md; one `section` per row follows."""
-    head = f"# Run {info.run_id}\n\nEnv `{code_span(info.env_name)}`, profile {info.profile}, seed {info.seed}, "
+    scale = "" if info.scale == 1 else f" × {info.scale:g}"
+    head = f"# Run {info.run_id}\n\nEnv `{code_span(info.env_name)}`, profile {info.profile}{scale}, seed {info.seed}, "
     head += f"ideator {markdown(info.ideator)}, baseline {info.baseline_sha[:12]}.\n\n"
     pinned = f"Pinned in every proposal: {markdown(pins.format_pins(info.pins))}.\n\n" if info.pins else ""
     guidance = "Val shots guide the search, which reuses them in every round: results on them are no evidence. "

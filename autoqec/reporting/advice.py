@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
-from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.profiles import ProfileName, profile_of
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import RoundState
 
 
 def larger_profile(profile: str) -> str:
     """Return the advice to start a run with the next larger profile; empty for the largest."""
-    names = list(PROFILES)
+    names = get_args(ProfileName)
     larger = names[names.index(profile) + 1 :][:1]
     if not larger:
         return ""
-    found = PROFILES[larger[0]]
+    found = profile_of(larger[0])
     return (
         f"start a run with --profile {found.name}: {found.train_shots:,} training, {found.val_shots:,} validation and "
         f"up to {found.judge_test_shots:,} verification shots per round"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.contracts.profiles import PROFILES, Profile
+from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.contracts.verdict import PairedEffect, Rate
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import figures, loss
@@ -60,7 +60,6 @@ def page(runs: Sequence[RunReport], *, following: bool = False) -> str:
             shared=_figures(runs) if comparable else {},
             own=[{} if comparable else _figures([run]) for run in runs],
             trees=[tree(run.listed[-(TREE_NODES // len(runs)) :]) for run in runs],
-            profiles=PROFILES,
         )
     )
 
@@ -106,7 +105,7 @@ def claim(run: RunReport) -> str:
 
 def profile_limits(run: RunReport) -> Profile:
     """Return the limits of a round under this profile and env."""
-    profile = PROFILES[run.info.profile]
+    profile = profile_of(run.info.profile, run.info.scale)
     return profile if run.env is None else profile.scaled(run.env.protocol.shots_share)
 
 

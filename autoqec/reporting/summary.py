@@ -48,7 +48,8 @@ def parts(run: RunReport) -> Iterator[RenderableType]:
 def run_title(run: RunReport) -> str:
     """Run id, env, profile and seed."""
     info = run.info
-    return f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile} · seed {info.seed}"
+    scale = "" if info.scale == 1 else f" × {info.scale:g}"
+    return f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile}{scale} · seed {info.seed}"
 
 
 def rounds_table(rows: Sequence[HistoryRow], *, total: int = 0) -> Table:

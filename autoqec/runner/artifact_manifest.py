@@ -68,6 +68,7 @@ def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict
             compose_mode=config.compose_mode,
             dsl_config_sha256=dsl_sha256(config),
             profile=config.profile,
+            scale=config.scale,
             seed=config.seed,
             command_line=tuple(sys.argv),
         ),

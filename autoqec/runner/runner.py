@@ -11,7 +11,7 @@ from typing import Any
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import OnEvent
-from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
 from autoqec.contracts.timing import utc_now
 from autoqec.errors import ContractError, UsageError
@@ -68,7 +68,8 @@ def run_round(
     except ContractError as error:
         outcome = ChildOutcome(failed_result("compile_error", str(error), "bad config"))
     else:
-        outcome = run_in_child(config, PROFILES[config.profile].scaled(share), layout, on_event, check_cancelled)
+        profile = profile_of(config.profile, config.scale).scaled(share)
+        outcome = run_in_child(config, profile, layout, on_event, check_cancelled)
     check_cancelled()
     metrics = build_metrics(config, layout, outcome, started_at)
     atomic.write_json(layout.metrics, metrics.dump())
@@ -150,6 +151,7 @@ def build_metrics(
         failure_cause=result.cause if result.status != "ok" else None,
         n_params=result.n_params,
         flops_per_syndrome=result.flops_per_syndrome,
+        scale=config.scale,
         train_seed=config.seed,
         train_steps=result.train_steps,
         train_shots=result.train_shots,

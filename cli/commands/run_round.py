@@ -27,6 +27,13 @@ from autoqec.store import layout
     help="Training effort: seconds, minutes or hours.",
 )
 @click.option(
+    "--scale",
+    type=click.FloatRange(0.01, 1000),
+    default=1.0,
+    show_default=True,
+    help="Factor on the profile's training.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0, 2**31 - 1),
     default=0,

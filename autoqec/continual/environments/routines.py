@@ -15,7 +15,7 @@ from autoqec.continual.environments.design import PredecoderDraft
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.profiles import PROFILES, Profile
+from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.ideators.space import Config
@@ -192,7 +192,7 @@ class ScreenRoutine:
             return base | {"status": getattr(error, "status", "train_error"), "status_reason": str(error)}
 
     def _profile(self) -> Profile:
-        return PROFILES["smoke"].model_copy(
+        return profile_of("smoke").model_copy(
             update={
                 "train_shots": self.train_shots,
                 "finetune_shots": self.finetune_shots,

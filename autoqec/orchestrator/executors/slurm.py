@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from autoqec.contracts.events import JobReported, OnEvent
 from autoqec.contracts.job import JobOrder
-from autoqec.contracts.profiles import PROFILES, Profile
+from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
 from autoqec.errors import UsageError
 from autoqec.installation import IMPORT_DIR
@@ -88,7 +88,7 @@ class SlurmExecutor:
         """Write the order of a round. Its job is submitted by `flush`, together with those of further rounds."""
         if self._ready and time.monotonic() - self._ready_since >= BATCH_WAIT_S:
             self.flush()
-        options = fill_job_options(self.options, PROFILES[config.profile], config.threads)
+        options = fill_job_options(self.options, profile_of(config.profile, config.scale), config.threads)
         if self.image is not None:
             config = config.model_copy(update={"container": self.image.sha256})
         changes_code = config.modules_dir is not None and not worktree.is_config_only(Path(config.modules_dir))

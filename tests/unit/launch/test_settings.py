@@ -32,7 +32,14 @@ def parse(*argv: str) -> RunOptions:
 def open_run(workspace: Workspace, options: RunOptions, ideator: str = "llm") -> str:
     roles = Roles(search("tpe"))
     with start_run(
-        workspace.root / "env.yaml", workspace.root, "smoke", 1, ideator, roles=roles, settings=options.settings
+        workspace.root / "env.yaml",
+        workspace.root,
+        "smoke",
+        1,
+        ideator,
+        roles=roles,
+        settings=options.settings,
+        scale=options.scale,
     ) as run:
         return run.layout.run_id
 
@@ -167,3 +174,13 @@ def test_a_price_makes_a_dollar_budget_possible_and_belongs_to_the_run(
     assert changed.model == "claude-of-this-test"
     with pytest.raises(UsageError, match="calls no language model"):
         parse("env.yaml", "--price", "in=3,out=15")
+
+
+def test_resume_keeps_the_scale(in_workspace: Workspace) -> None:
+    started = parse("env.yaml", "--profile", "smoke", "--scale", "2.5")
+    assert started.scale == 2.5 and parse("env.yaml").scale == 1.0
+    run_id = open_run(in_workspace, started, "tpe")
+    assert History(RunLayout(in_workspace.root, run_id)).info().scale == 2.5
+    assert parse("--resume", run_id).scale == parse("--resume", run_id, "--scale", "2.5").scale == 2.5
+    with pytest.raises(UsageError, match="started with 2.5"):
+        parse("--resume", run_id, "--scale", "1")

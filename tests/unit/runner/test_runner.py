@@ -436,3 +436,13 @@ def test_child_killed_twice_is_an_infrastructure_failure(
     with pytest.raises(InfrastructureError, match="killed from outside twice"):
         runner.run_round(config_for(env_text, tmp_path / "round_1", SMALL))
     assert statuses == [-signal.SIGKILL] * 2 and not (tmp_path / "round_1" / "metrics.json").exists()
+
+
+def test_scale_of_the_run_changes_the_training_and_is_recorded(ok_round: Ran, env_text: str, tmp_path: Path) -> None:
+    ran = Ran(config_for(env_text, tmp_path / "round_1", scale=0.5))
+    assert ran.metrics.status == "ok", ran.metrics.status_reason
+    assert (ok_round.metrics.scale, ran.metrics.scale) == (1.0, 0.5)
+    assert ok_round.metrics.train_shots is not None and ran.metrics.train_shots is not None
+    assert 0.4 < ran.metrics.train_shots / ok_round.metrics.train_shots < 0.6
+    assert ran.metrics.val_shots == ok_round.metrics.val_shots
+    assert json.loads(ran.layout.manifest.read_bytes())["round"]["scale"] == 0.5

@@ -1,0 +1,31 @@
+"""Profiles: their amounts, and the scale of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoqec.contracts.profiles import PROFILES, profile_of
+from autoqec.errors import UsageError
+
+
+def test_scale_multiplies_training_and_verification() -> None:
+    smoke, doubled, halved = PROFILES["smoke"], profile_of("smoke", 2.0), profile_of("smoke", 0.5)
+    for name in ("train_shots", "finetune_shots", "train_gflops", "judge_test_shots", "judge_effect_shots"):
+        assert getattr(doubled, name) == 2 * getattr(smoke, name) == 4 * getattr(halved, name)
+    assert doubled.judge_point_shots == 2 * smoke.judge_point_shots
+    assert {doubled.val_shots, halved.val_shots} == {smoke.val_shots}, "rounds stay comparable"
+    assert (doubled.round_wallclock_s, doubled.judge_wallclock_s) == (240, 240)
+    assert halved.round_wallclock_s == smoke.round_wallclock_s, "start-up does not shrink"
+    assert profile_of("smoke") is smoke and profile_of("smoke", 0.01).finetune_shots == 5
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 0.001, 1e4, float("nan"), float("inf")])
+def test_scale_out_of_range_is_refused(scale: float) -> None:
+    with pytest.raises(UsageError, match="lies outside 0.01 to 1000"):
+        profile_of("smoke", scale)
+
+
+def test_unknown_profile_is_refused_with_the_names() -> None:
+    with pytest.raises(UsageError, match="unknown profile 'huge'") as error:
+        profile_of("huge")
+    assert error.value.hint == "one of smoke, dev, prod"
