@@ -69,12 +69,12 @@ def test_config_that_differs_only_in_a_pinned_key_is_not_new() -> None:
 
 def test_children_of_a_pinned_baseline_compose_and_their_files_merge(tmp_path: Path) -> None:
     first, second = (
-        apply_pins(with_keys(BASELINE, **keys), APART) for keys in ({"mlp__hidden": 300}, {"mlp__depth": 3})
+        apply_pins(with_keys(BASELINE, **keys), APART) for keys in ({"mlp__hidden": 96}, {"mlp__depth": 3})
     )
     history = [verified(1, first, 0.003), verified(2, second, 0.002)]
     move = moves.compose(SearchState.read(view(history, APART)))
     assert move is not None and move.compose_mode == "pure" and apply_pins(move.config, APART) == move.config
-    assert (move.config["mlp"]["hidden"], move.config["mlp"]["depth"]) == (300, 3)
+    assert (move.config["mlp"]["hidden"], move.config["mlp"]["depth"]) == (96, 3)
     for name, config in (("one", first), ("base", BASELINE), ("other", second), ("wanted", move.config)):
         (tmp_path / name).write_text(dump_config(config), encoding="utf-8")
     merged = subprocess.run(
@@ -95,5 +95,5 @@ def test_extension_changes_no_pinned_key() -> None:
 def test_pins_that_leave_nothing_to_search_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "MAX_DRAWS", 50)
     pins = validate_pins({key: value for key, value in space.flatten(BASELINE).items() if key != "training.init"})
-    with pytest.raises(UsageError, match="50 draws gave no new config with type=mlp"):
+    with pytest.raises(UsageError, match="50 draws gave no new config within the env's limits, with type=mlp"):
         search(name)(view([verified(1, BASELINE, 0.002)], pins))
