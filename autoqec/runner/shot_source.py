@@ -13,7 +13,7 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import PARTS, Split, VisibleShots, write_visible
 from autoqec.store import atomic
-from autoqec.store.layout import recorded_location, visible_shots
+from autoqec.store.recorded_layout import recorded_location, visible_shots
 
 VAL_KEY = "val"  # one seed per env: every round is measured on the same shots
 

@@ -1,4 +1,4 @@
-"""Paths under runs/ and .worktrees/ and names of branches and refs. Only this module and package_layout spell paths."""
+"""Paths under runs/ and .worktrees/ and names of branches and refs. Only the layout modules here spell paths."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from autoqec.contracts import names
+from autoqec.store.recorded_layout import recorded_location
 
 # `\Z`, because `$` also matches before a trailing newline.
 RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")
@@ -294,19 +295,9 @@ def runs_dir(repo_root: Path) -> Path:
     return repo_root / "runs"
 
 
-def visible_shots(round_dir: Path) -> Path:
-    """Return the directory of recorded training and validation shots, which the rounds of a run read."""
-    return round_dir.parent / "recorded"
-
-
 def recorded_example(workspace: Path) -> Path:
     """Return the directory of the generated shots of the builtin env `recorded_example`."""
     return runs_dir(workspace) / "recorded_example"
-
-
-def recorded_location(round_dir: Path) -> Path:
-    """Return the file that names the directory of the recorded shots of a run; rounds cannot read it."""
-    return round_dir.parent / "recorded_directory.txt"
 
 
 def hidden_from_branch_code(round_dir: Path) -> tuple[Path, ...]:

@@ -7,6 +7,7 @@ from autoqec.contracts.events import CompositionCompared, VerdictReached
 from autoqec.contracts.family import CodeMember
 from autoqec.contracts.timing import utc_now
 from autoqec.contracts.verdict import (
+    BaselineResult,
     Composition,
     Cost,
     Guard,
@@ -44,15 +45,13 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
     baselines = session.baselines.results(evidence.effects) if evidence.effects else ()
     cost = count_cost(session, evidence)
     all_guards = _guards(session, evidence, cost, recorded_circuit)
-    strength = baselines if request.rules >= 2 else ()
+    verdict, reasons = _decide(session, evidence, all_guards, baselines)
     members: tuple[MemberResult, ...] = ()
-    if (spent := evidence.recorded) is None:
-        verdict, reasons = decide(env, evidence.test, effect, all_guards, strength, request.rules)
+    if evidence.recorded is None:
         members = member_results(env, evidence, verdict, request.attempt_index)
-        claimed = claim(env, verdict, effect, strength, members)
+        claimed = claim(env, verdict, effect, baselines if request.rules >= 2 else (), members)
     else:
-        verdict, reasons = decide_recorded(env, evidence.test, effect, all_guards, spent, baselines)
-        claimed = claim_recorded(env, verdict, effect, spent)
+        claimed = claim_recorded(env, verdict, effect, evidence.recorded)
     composition = _composition(session, evidence, verdict)
     session.on_event(VerdictReached(round=session.round, verdict=verdict, reasons=tuple(reasons)))
     return VerifyReport(
@@ -91,6 +90,19 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
         judge_wallclock_s=0.0,
         finished_at=utc_now(),
     )
+
+
+def _decide(
+    session: VerificationSession,
+    evidence: Evidence,
+    all_guards: tuple[Guard, ...],
+    baselines: tuple[BaselineResult, ...],
+) -> tuple[Verdict, tuple[str, ...]]:
+    request, env, effect = session.request, session.env, evidence.effects.get(session.reference)
+    if evidence.recorded is None:
+        strength = baselines if request.rules >= 2 else ()
+        return decide(env, evidence.test, effect, all_guards, strength, request.rules)
+    return decide_recorded(env, evidence.test, effect, all_guards, evidence.recorded, baselines)
 
 
 def member_results(env: EnvSpec, evidence: Evidence, verdict: Verdict, attempt_index: int) -> tuple[MemberResult, ...]:

@@ -26,7 +26,7 @@ from autoqec.qec.recorded.env import open_checked
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import Span, Split, read_span
 from autoqec.qec.sampling import Shots
-from autoqec.store.layout import recorded_location
+from autoqec.store.recorded_layout import recorded_location
 from autoqec.verification import guards
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate_evaluation import CandidateEvaluation

@@ -18,7 +18,8 @@ from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler
-from autoqec.store.layout import hidden_from_branch_code, recorded_location
+from autoqec.store.layout import hidden_from_branch_code
+from autoqec.store.recorded_layout import recorded_location
 from autoqec.verification import report, verifier
 from autoqec.verification.request import VerifyRequest
 from tests.support.envs import problem
