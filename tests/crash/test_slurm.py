@@ -234,7 +234,7 @@ def test_first_interrupt_waits_for_the_round(workspace: Path, cluster: Cluster) 
     assert last(before).status == "ok"
 
 
-def tests_of(layout: RunLayout, number: int) -> list[int]:
+def registered_tests(layout: RunLayout, number: int) -> list[int]:
     """Return the indices of the tests that are registered for a round."""
     tests = History(layout).attempt_state().registered_tests
     return [test.attempt_index for test in tests if test.round == number]
@@ -258,7 +258,7 @@ def test_verification_survives_the_process_that_submitted_it(workspace: Path, cl
     assert row.verify_verdict is not None
     assert len(set(cluster.jobs()) - set(known)) == 2, "one job trained, one verified"
     assert not place.exists() and round_layout.report_json.exists()
-    assert len(tests_of(layout, 2)) == 1, "the verdict is that of the test which was registered first"
+    assert len(registered_tests(layout, 2)) == 1, "the verdict is that of the test which was registered first"
 
 
 @LONG
@@ -274,7 +274,7 @@ def test_killed_verification_job_is_repeated_once_as_a_further_test(workspace: P
     row = last(before)
     assert row.verify_verdict is not None
     assert len(set(fake.jobs()) - set(known)) == 3
-    first, second = tests_of(layout, 2)
+    first, second = registered_tests(layout, 2)
     report = read_contract(round_layout.report_json, VerifyReport)
     assert report is not None and report.test is not None and report.test.attempt_index == second == first + 1
 

@@ -21,7 +21,7 @@ class Trainer(torch.nn.Module):
 def trained(n_inputs):
     weights = np.zeros((n_inputs, 128), np.float32)
     rng = np.random.default_rng(0)
-    until = time.process_time() + 4.0
+    until = time.process_time() + 7.0
     while time.process_time() < until:
         shots = rng.random((512, n_inputs), np.float32)
         weights -= 1e-6 * shots.T @ (shots @ weights - 1.0)

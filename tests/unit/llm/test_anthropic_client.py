@@ -166,7 +166,7 @@ def test_cost_is_computed_from_the_price_list(server: MessagesServer) -> None:
 
 def test_one_hour_cache_costs_more(server: MessagesServer) -> None:
     cheap = lm(server).complete(request(system=("s" * 4000,)))
-    dear = lm(server, cache_ttl="1h").complete(request(system=("s" * 4000,)))
+    dear = lm(server, cache_ttl="1h").complete(request(system=("t" * 4000,)))  # not cached yet
     assert server.requests[1]["system"][0]["cache_control"]["ttl"] == "1h"
     assert cheap.cost_usd is not None and dear.cost_usd is not None
     assert dear.cost_usd > 1.4 * cheap.cost_usd

@@ -116,7 +116,7 @@ def test_round_gets_the_gpus_of_its_job(
     policies: list[sandbox.SandboxPolicy] = []
     monkeypatch.setattr(sandbox, "wrap", lambda argv, policy: policies.append(policy))
     config = config_for(env_text, tmp_path, {**SMALL, "training": {"device": device}})
-    spec = round_process._child_spec(config, PROFILES["smoke"], tmp_path)
+    spec = round_process._child_spec(config, PROFILES["smoke"], tmp_path, RoundLayout(tmp_path, 1))
     round_process.wrap_in_sandbox(config, spec, tmp_path / "spec.json", tmp_path)
     allowed = gpu and device == "auto"
     assert policies[0].gpu == allowed and ("CUDA_VISIBLE_DEVICES" in policies[0].env) == allowed
@@ -132,7 +132,7 @@ def test_slot_decides_which_gpu_a_round_sees(env_text: str, tmp_path: Path, monk
     for training, gpus in (({}, "5"), ({}, None), (several, "5")):
         config = config_for(env_text, tmp_path, {**SMALL, "training": training})
         config = config.model_copy(update={"visible_gpus": gpus})
-        spec = round_process._child_spec(config, PROFILES["smoke"], tmp_path)
+        spec = round_process._child_spec(config, PROFILES["smoke"], tmp_path, RoundLayout(tmp_path, 1))
         round_process.wrap_in_sandbox(config, spec, tmp_path / "spec.json", tmp_path)
     assert [policy.env["CUDA_VISIBLE_DEVICES"] for policy in policies] == ["5", "3,5", "3,5"]
 

@@ -65,7 +65,7 @@ def test_several_arguments_become_one_array(cluster: Cluster, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("variable", "expected"), [("", "/tmp"), ("SLURM_TMPDIR=/node", "/node"), ("TMPDIR=/t", "/t")])
 def test_temporary_files_of_a_job_are_on_the_disk_of_its_node(variable: str, expected: str) -> None:
-    command = f"unset TMPDIR SLURM_TMPDIR; {variable}; {slurm.NODE_SCRATCH}; echo $TMPDIR"
+    command = f"unset TMPDIR SLURM_TMPDIR; {variable}\n{slurm.NODE_SCRATCH}; echo $TMPDIR"
     assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.strip() == expected
 
 
