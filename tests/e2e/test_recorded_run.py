@@ -14,7 +14,7 @@ from autoqec.errors import UsageError
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.loop import run_rounds, start_run
-from autoqec.store.layout import recorded_location, visible_shots
+from autoqec.store.recorded_layout import recorded_location, visible_shots
 from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
 from tests.support.envs import problem
