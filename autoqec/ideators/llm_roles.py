@@ -25,7 +25,7 @@ from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.llm_role import OnTurn, Role, validated
 from autoqec.ideators.notebook import Notebook, format_notebook
 from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round, parent_branches_of
-from autoqec.ideators.research_tools import ReadModules, ResearchSources, ResearchTools, Screen
+from autoqec.ideators.research_tools import WRITE_LESSON, ReadModules, ResearchSources, ResearchTools, Screen
 from autoqec.ideators.run_record import ReadCode, ReadEvidence, format_code, format_run_record
 from autoqec.ideators.view_text import budget_block, format_ideator_view, format_loss_curves, machine_block, notes_block
 from autoqec.llm.base import LanguageModel, Message, Request
@@ -112,14 +112,18 @@ class LlmIdeator(Role):
         turn = "\n".join(filter(None, (code, notebook, state, "Propose the next round.")))
         aside = [machine_block(self._machine())] if self._machine is not None else []
         aside += [budget_block(self._budget_left())] if self._budget_left is not None else []
+        tools = self._sources.tools() if self._use_tools else ()
+        system = prompts.ideator_prompt(
+            view, code_may_change=self._read_code is not None, keeps_lessons=WRITE_LESSON in tools
+        )
         return Request(
             role=self.name,
-            system=prompts.ideator_prompt(view, code_may_change=self._read_code is not None),
+            system=system,
             messages=(Message(role="user", content=turn),),
             context=(*([earlier] if earlier else []), *record),
             aside="\n".join(filter(None, aside)),
             output=IdeatorAnswer,
-            tools=self._sources.tools() if self._use_tools else (),
+            tools=tools,
         )
 
     def _response(self, view: IdeatorView, answer: IdeatorAnswer) -> IdeatorResponse:

@@ -57,18 +57,15 @@ _CODE_FACT = (
     "then be that of an earlier round. `custom` as `head`, `message_fn` or `aggregation` selects a class that the "
     "Coder writes into custom_fn.py. Code that does not build is repaired before the round is spent."
 )
-_METHOD_FACT = (
-    "Work like a scientist: read what was measured before you propose, note what the run has shown with write_lesson, "
-    "and do not repeat an idea that failed without a new reason."
-)
 
 
-def ideator_prompt(view: IdeatorView, *, code_may_change: bool = False) -> tuple[str, str]:
+def ideator_prompt(view: IdeatorView, *, code_may_change: bool = False, keeps_lessons: bool = False) -> tuple[str, str]:
     """Return the system prompt of the Ideator for the env of its view: the task, then facts about the problem.
 
     Args:
         view: The view.
         code_may_change: Whether the Coder may edit the editable modules.
+        keeps_lessons: Whether the tool `write_lesson` is offered.
     """
     env = view.require_env()
     decoder, variable = INNER_DECODERS[env.backend]
@@ -84,7 +81,7 @@ this order, and compose_mode is then "pure" (their configs merged, nothing else)
 Name only rounds that are listed as forkable. A config that was measured before is rejected.
 `training.init: parent` continues from the weights of the parent and requires the parent's architecture.
 {_RULES}"""
-    facts = [*_facts(env, view.inputs), *([_CODE_FACT] if code_may_change else [])]
+    facts = [*_facts(env, view.inputs), _method_fact(keeps_lessons), *([_CODE_FACT] if code_may_change else [])]
     return task, "\n".join(["What is known:", *(f"- {fact}" for fact in facts)])
 
 
@@ -123,5 +120,12 @@ def _facts(env: EnvSpec, inputs: str) -> list[str]:
         "figures are evidence.",
         "Training has a fixed budget of shots and operations: a larger network takes fewer steps.",
         "Change few keys at a time, and state the difference that the round will show.",
-        _METHOD_FACT,
     ]
+
+
+def _method_fact(keeps_lessons: bool) -> str:
+    note = "note what the run has shown with write_lesson, " if keeps_lessons else ""
+    return (
+        f"Work like a scientist: read what was measured before you propose, {note}and do not repeat an idea that "
+        "failed without a new reason."
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.trial import Trial
 from autoqec.contracts.verdict import PairedCounts
@@ -147,3 +149,11 @@ def test_screen_and_lesson_over_the_api(tmp_path: Path) -> None:
         {"text", "tool_calls"}
     ]
     assert turns[0]["tool_calls"][0]["name"] == "screen" and "noted as lesson" in turns[3]["tool_results"]["b"]
+
+
+@pytest.mark.parametrize("use_tools", [True, False])
+def test_prompt_names_only_tools_that_are_offered(tmp_path: Path, use_tools: bool) -> None:
+    notebook = Notebook(tmp_path / "notebook.jsonl")
+    request = LlmIdeator(ScriptedLM([]), notebook=notebook, use_tools=use_tools).request(ideator_view(env=ENV))
+    assert [one.name for one in request.tools if one.name == "write_lesson"] == ["write_lesson"] * use_tools
+    assert ("write_lesson" in "\n".join(request.system)) == use_tools
