@@ -21,6 +21,7 @@ from autoqec.llm.deadline import time_not_counted
 from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.store import jsonl
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES
+from autoqec.store.trials import read_trials
 
 if TYPE_CHECKING:
     from autoqec.contracts.profiles import Profile
@@ -178,10 +179,3 @@ class Trials:
         parents = self._run.memory.state.by_branch(fork_from)
         known = [parents[branch].row.checkpoint_path for branch in fork_from[:1] if branch in parents]
         return self._run.layout.stored(known[0]) if known else None
-
-
-def read_trials(path: Path) -> list[Trial]:
-    """Return the trials of a file; [] if there is none. Raises ContractError for a damaged line."""
-    if not path.is_file():
-        return []
-    return [Trial.read(line, location=f"{path}:{number}") for number, line in enumerate(jsonl.read(path), start=1)]

@@ -15,6 +15,7 @@ from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.contracts.verdict import PairedEffect, Rate
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import figures, loss
+from autoqec.reporting.proposals import describe_all_trials, describe_usage, proposed_by_model
 from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE, RunReport, has_legacy_verdict, load_pages
 from autoqec.reporting.text import count, duration, interval, paragraphs, percent, plain, pluralize
 from autoqec.reporting.tree import tree
@@ -230,10 +231,21 @@ def used(run: RunReport) -> list[tuple[str, str, str]]:
         ("verifications", f"{tested}", "error budget α over the whole run"),
         ("peak memory", _max_gb(row.rss_peak_gb for row in rows), f"{profile.memory_gb:g} GB"),
     ]
+    return [*lines, *_used_by_proposals(run)]
+
+
+def _used_by_proposals(run: RunReport) -> list[tuple[str, str, str]]:
+    """Return the rows of trials and language models; what was never used has none."""
+    lines = []
+    if run.trials is None:
+        lines.append(("trials", "trials.jsonl cannot be read", ""))
+    elif run.trials:
+        lines.append(("trials", describe_all_trials(run.trials), "counted in the compute hours"))
     if run.llm_usage is not None:
-        usage, usd = run.llm_usage, run.llm_usage["cost_usd"]
-        cost = "cost unknown" if usd is None else f"${usd:.4f}"
-        lines.append(("language models", f"{usage['calls']} calls, {usage['failed']} failed, {cost}", ""))
+        rows = run.finished_rows
+        lines.append(("language models", describe_usage(run.llm_usage), ""))
+        lines += [(f"… {plain(role)}", describe_usage(usage), "") for role, usage in run.llm_usage["by_role"].items()]
+        lines.append(("rounds proposed by a model", f"{proposed_by_model(rows)} of {len(rows)}", ""))
     return lines
 
 

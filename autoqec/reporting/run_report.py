@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.trial import Trial
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError
+from autoqec.reporting.proposals import (
+    describe_trials,
+    describe_usage,
+    proposed_by_model,
+    read_ledger,
+    trials_by_attempt,
+)
 from autoqec.reporting.round_details import DetailsReader, RoundDetails
 from autoqec.store import atomic
 from autoqec.store.attempt_state import Attempt
@@ -21,6 +29,9 @@ from autoqec.store.round_files import load_contract
 from autoqec.store.run_state import RoundState, RunState
 from autoqec.system import run_lock
 from autoqec.system.process import procfs
+
+if TYPE_CHECKING:
+    from autoqec.llm.ledger import Ledger
 
 MAX_DETAILED_ROUNDS, MAX_LISTED_ROUNDS = 60, 400  # over all runs of a page
 MAX_DIFF_CHARS = 300_000  # of all diffs of a page
@@ -171,9 +182,28 @@ class RunReport:
         return dump_config(self.env.dump()) if self.env else ""
 
     @cached_property
+    def ledger(self) -> Ledger | None:
+        """Calls of language models; None if none was called, or the ledger cannot be read."""
+        return read_ledger(self.layout)
+
+    @property
     def llm_usage(self) -> dict[str, Any] | None:
-        """Calls, tokens and cost of language models; None if none was called."""
-        return llm_usage(self.layout)
+        """Calls, tokens and cost of language models, in all and by role; None if none was called."""
+        if self.ledger is None:
+            return None
+        by_role = {role: totals.to_json() for role, totals in sorted(self.ledger.by_role.items())}
+        return {**self.ledger.totals.to_json(), "by_role": by_role}
+
+    @cached_property
+    def trials(self) -> dict[str, list[Trial]] | None:
+        """Trials by attempt id; None if they cannot be read."""
+        return trials_by_attempt(self.layout)
+
+    def trials_and_calls(self, attempt_id: str) -> list[str]:
+        """Describe the trials of an attempt and its calls of language models, one line each."""
+        lines = describe_trials((self.trials or {}).get(attempt_id, ()))
+        usage = self.ledger.by_attempt.get(attempt_id) if self.ledger else None
+        return lines if usage is None else [*lines, f"language models: {describe_usage(usage.to_json())}"]
 
     def verification(self, entry: RoundEntry) -> VerifyReport | None:
         """Verification report of a round, read from disk unless the page holds it already."""
@@ -189,6 +219,9 @@ class RunReport:
             "rounds": [row.dump() for row in self.rows],
             "front": [entry.dump() for entry in self.state.front],
             "best": self.best_verification.dump() if self.best_verification else None,
+            "trials": [trial.dump() for group in (self.trials or {}).values() for trial in group],
+            "language_models": self.llm_usage,
+            "proposed_by_model": proposed_by_model(self.finished_rows),
             "log": str(self.layout.log),
         }
 
@@ -260,18 +293,6 @@ def is_running(layout: RunLayout) -> bool:
     pid = owner.get("pid")
     same_boot = bool(procfs.boot_id()) and owner.get("boot_id") == procfs.boot_id()
     return same_boot and isinstance(pid, int) and procfs.start_time(pid) == owner.get("start_time")
-
-
-def llm_usage(layout: RunLayout) -> dict[str, Any] | None:
-    """Calls, tokens and cost of language models; None if none was called, or the ledger cannot be read."""
-    from autoqec.llm.ledger import Ledger
-
-    if not layout.ledger.exists():
-        return None
-    try:
-        return Ledger(layout.ledger).totals.to_json()
-    except (AutoqecError, KeyError, TypeError, ValueError):
-        return None
 
 
 def outcome(row: HistoryRow) -> str:

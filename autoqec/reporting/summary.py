@@ -13,6 +13,7 @@ from rich.text import Text
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.timing import seconds_between
 from autoqec.qec.stats import validation_effect
+from autoqec.reporting.proposals import describe_all_trials, describe_usage, proposed_by_model
 from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE, RoundEntry, RunReport, has_legacy_verdict, outcome
 from autoqec.reporting.text import count, duration, effect_line, interval, member_line, percent, plain, pluralize
 
@@ -37,12 +38,38 @@ def parts(run: RunReport) -> Iterator[RenderableType]:
             yield Text(LEGACY_VERDICT_NOTE, style="dim")
     else:
         yield Text("No round has finished yet.")
+    yield from _trials_and_calls(run)
     if run.front:
         yield front_table(run)
         yield from _best(run)
     else:
         yield Text("No decoder is verified yet: nothing here is a result.")
     yield Text(f"Log: {_display_path(run.layout.log)}")
+
+
+def _trials_and_calls(run: RunReport) -> Iterator[RenderableType]:
+    """Yield the trials and the calls of language models, by round and in all."""
+    if run.trials is None:
+        yield Text(f"Trials cannot be read: {_display_path(run.layout.trials)}")
+    rounds = [(entry, run.trials_and_calls(entry.key)) for entry in run.rounds[-MAX_ROUND_ROWS:]]
+    if any(lines for _, lines in rounds):
+        table = Table(title="Trials and language models by round (guide the search; no evidence)", title_justify="left")
+        table.add_column("#", justify="right")
+        table.add_column("trials and calls of language models", overflow="fold")
+        for entry, lines in rounds:
+            if lines:
+                table.add_row(str(entry.row.round), Text("\n".join(lines)))
+        yield table
+    if run.trials:
+        yield Text(f"Trials: {describe_all_trials(run.trials)}")
+    if run.llm_usage is not None:
+        rows = run.finished_rows
+        yield Text(
+            f"Language models: {describe_usage(run.llm_usage)}; "
+            f"{proposed_by_model(rows)} of {pluralize(len(rows), 'round')} proposed by a model"
+        )
+        for role, usage in run.llm_usage["by_role"].items():
+            yield Text(f"  {plain(role)}: {describe_usage(usage)}")
 
 
 def run_title(run: RunReport) -> str:

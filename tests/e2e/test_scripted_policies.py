@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from autoqec.ideators.notebook import current_lessons
-from autoqec.launch.trials import read_trials
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.trials import read_trials
 from tests.conftest import Workspace, made_workspace
 
 SAME = (

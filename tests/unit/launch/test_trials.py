@@ -21,7 +21,7 @@ from autoqec.ideators.llm_roles import LlmIdeator
 from autoqec.ideators.proposal_checks import find_equivalent_round
 from autoqec.launch import trials as trials_module
 from autoqec.launch.roles import RunBudget
-from autoqec.launch.trials import Trials, read_trials
+from autoqec.launch.trials import Trials
 from autoqec.llm import deadline
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.orchestrator.editable_modules import read_modules
@@ -29,6 +29,7 @@ from autoqec.orchestrator.run import Roles, Run, search, start_run
 from autoqec.runner import trial as runner_trial
 from autoqec.store import jsonl
 from autoqec.store.run_state import fold
+from autoqec.store.trials import read_trials
 from tests.conftest import made_workspace
 from tests.support.role_views import ideator_view
 from tests.support.rounds import row
