@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoqec.board.results import Cell, pareto_front
-from autoqec.board.summary import advice, conflict_text, rate_text
+from autoqec.board.summary import advice, conflict_text, rate_text, shots_text
 from autoqec.contracts.board import BoardCircuit
 from autoqec.reporting.html import environment, policy, template_text
 
@@ -69,6 +69,7 @@ def page(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell]) -> str:
             n_circuits=len(circuits),
             advice=advice(circuits, table),
             rate_text=rate_text,
+            shots_text=shots_text,
             conflict_text=conflict_text,
             size=(WIDTH, HEIGHT, MARGIN),
             style=template_text("report.css"),

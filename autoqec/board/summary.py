@@ -31,7 +31,10 @@ def cell_line(cell: Cell, *, short: bool = False) -> str:
     """Describe a cell in one line."""
     parts = [f"{cell.decoder:16}" if short else f"{cell.circuit} {cell.decoder}:", rate_text(cell)]
     if cell.rate is not None:
-        parts.append(f"{cell.rate.errors}/{cell.rate.shots}")
+        parts.append(shots_text(cell))
+        if cell.per_round_low is not None and cell.per_round_high is not None:
+            interval = f"[{cell.per_round_low:.2e}, {cell.per_round_high:.2e}]"
+            parts.append(f"per round {cell.rate.per_round:.2e} {interval}")
     if cell.effect is not None:
         effect = cell.effect
         parts.append(f"Δ {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}]")
@@ -57,6 +60,16 @@ def rate_text(cell: Cell) -> str:
     if cell.rate.errors == 0:
         return f"< {cell.rate.high:.1e} (no failure)"
     return f"{cell.rate.rate:.3e} [{cell.rate.low:.3e}, {cell.rate.high:.3e}]"
+
+
+def shots_text(cell: Cell) -> str:
+    """Return failures and shots; with fewer than `ENOUGH_FAILURES` failures, that those need more shots."""
+    if cell.rate is None:
+        return ""
+    counted = f"{cell.rate.errors}/{cell.rate.shots}"
+    if cell.rate.errors >= ENOUGH_FAILURES:
+        return counted
+    return f"{counted} ({ENOUGH_FAILURES} failures: > {cell.rate.shots:,} shots)"
 
 
 def advice(circuits: Mapping[str, BoardCircuit], table: Iterable[Cell]) -> list[str]:

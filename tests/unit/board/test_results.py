@@ -14,6 +14,7 @@ import stim
 
 from autoqec.board import export
 from autoqec.board.circuits import add_circuit, load_circuit, load_circuits
+from autoqec.board.page import page
 from autoqec.board.results import append_measurement, board_measurements, cells, pareto_front, read_measurements
 from autoqec.board.summary import advice, cell_line, table_lines
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
@@ -121,6 +122,21 @@ def test_figures_of_a_cell() -> None:
     assert (cell.per_round_low, cell.per_round_high) == tuple(per_round(end, 3) for end in clopper_pearson(60, 4000))
     assert cell.effect.counts.errors_reference == 60 + 20 - 6 and cell.effect.delta == pytest.approx(14 / 4000)
     assert cell.us_per_shot == pytest.approx(2.5) and cell.relative_time == pytest.approx(2.0)
+
+
+def test_cell_with_few_failures_says_that_100_need_more_shots(circuit: BoardCircuit) -> None:
+    few, many = (cells([measurement(failures=counts)])[0] for counts in ((10, 20), (50, 50)))
+    assert "30/2000 (100 failures: > 2,000 shots)" in cell_line(few)
+    assert "100/2000 " in cell_line(many) and "> 2,000" not in cell_line(many)
+    text = page({"c": circuit.model_copy(update={"sha256": "a" * 64})}, [few])
+    assert "30/2000 (100 failures: &gt; 2,000 shots)" in text
+
+
+def test_line_of_a_cell_shows_the_rate_per_round() -> None:
+    (cell,) = cells([measurement()])
+    low, high = (per_round(end, 3) for end in clopper_pearson(30, 2000))
+    assert f"per round {per_round(0.015, 3):.2e} [{low:.2e}, {high:.2e}]" in cell_line(cell)
+    assert "per round" not in cell_line(cells([measurement(rounds=None)])[0])
 
 
 def test_other_version_of_a_decoder_is_not_added_up() -> None:
