@@ -294,7 +294,7 @@ def run_state_machine(examples: int, steps: int) -> None:
 
 
 def test_user_actions_lose_no_round() -> None:
-    run_state_machine(25, 20)
+    run_state_machine(8, 20)
 
 
 @pytest.mark.long

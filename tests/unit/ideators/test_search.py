@@ -299,7 +299,7 @@ def test_rounds_without_a_gate_inform_the_search_for_one() -> None:
 @pytest.mark.parametrize("propose", [*SEARCH_STRATEGIES, pytest.param(evolve.propose, id="evolve")])
 def test_searches_propose_only_networks_within_the_limits_of_the_env(propose: Any) -> None:
     """Limits that the templates exceed, and most draws do too."""
-    env = surface(3).model_copy(update={"constraints": Constraints(max_params=6_000, max_flops_per_syndrome=10_000)})
+    env = surface(3).model_copy(update={"constraints": Constraints(max_params=20_000, max_flops_per_syndrome=40_000)})
     assert not within_limits(BASELINE, env) and within_limits(BASELINE, surface(3)) and within_limits(BASELINE, None)
     history: list[dict[str, Any]] = []
     for number in range(1, 4):
