@@ -18,6 +18,8 @@ from autoqec.qec.problem import check_graphlike, incidence_matrices, read_mechan
 from autoqec.qec.sampling import pack, unpack
 
 TUNED = BpSettings(iterations=100, method="minimum_sum", scaling=0.9, order=10)
+# what the measured-LER tier of unitaryfoundation/qldpc-challenge pins
+CHALLENGE = BpSettings(iterations=30, method="minimum_sum", scaling=0.625, order=10)
 FAST = BpSettings(iterations=30, method="minimum_sum", scaling=0.75, order=0)
 
 
@@ -47,6 +49,7 @@ def decoders() -> dict[str, sinter.Decoder]:
         CORRELATED: Decoder(lambda dem: matching(dem, correlated=True)),
         "bposd0": Decoder(lambda dem: _bp(dem, "bposd", FAST)),
         "bposd_cs10": Decoder(lambda dem: _bp(dem, "bposd", TUNED)),
+        "bposd_cs10_qldpc": Decoder(lambda dem: _bp(dem, "bposd", CHALLENGE)),
         "bplsd0": Decoder(lambda dem: _bp(dem, "bplsd", FAST)),
         "union_find": Decoder(_union_find),
         "fusion_blossom": Decoder(_fusion_blossom),

@@ -25,6 +25,7 @@ BUILTIN: dict[str, tuple[str, str]] = {
     CORRELATED: ("pymatching", "two-pass correlations"),
     "bposd0": ("ldpc", "minimum sum 0.75, 30 iterations, OSD-0"),
     "bposd_cs10": ("ldpc", "minimum sum 0.9, 100 iterations, OSD-CS order 10"),
+    "bposd_cs10_qldpc": ("ldpc", "minimum sum 0.625, 30 iterations, OSD-CS order 10, as qldpc-challenge pins it"),
     "bplsd0": ("ldpc", "minimum sum 0.75, 30 iterations, LSD-0"),
     "union_find": ("ldpc", "weighted, inversion in clusters"),
     "fusion_blossom": ("fusion-blossom", "through sinter"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 
 Value = TypeVar("Value")
-FORMATS = ("csv", "json", "sinter-csv", "html")
+FORMATS = ("csv", "json", "sinter-csv", "html", "circuit-bench", "qldpc-challenge")
 
 
 @click.group("board")
@@ -37,8 +37,13 @@ board_option = click.option(
 )  # fmt: skip
 
 
+circuit_option = click.option(
+    "--circuit", "pattern", metavar="CIRCUIT", default="*", help="Only these circuits: a name or pattern."
+)
+
+
 @command.command("show")
-@click.option("--circuit", "pattern", metavar="CIRCUIT", default="*", help="Only these circuits: a name or pattern.")
+@circuit_option
 @board_option
 @options
 def show(pattern: str, directory: Path, out: Output) -> None:
@@ -164,20 +169,23 @@ def add_decoder(source: str, sandboxed: bool, timeout: float, directory: Path, o
 
 @command.command("export")
 @click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="html: one self-contained page.")
+@circuit_option
 @click.option("--out", "target", type=click.Path(path_type=Path), help="File; default: standard output.")
 @board_option
 @options
-def export(form: str, target: Path | None, directory: Path, out: Output) -> None:
-    """Export the table. Times are CPU time on one core."""
+def export(form: str, pattern: str, target: Path | None, directory: Path, out: Output) -> None:
+    """Export the table. Times are CPU time on one core.
+
+    circuit-bench: a batch of results 0.6 without the ids and scores of the site. qldpc-challenge: `circuit.ler` of the
+    codes whose memory circuits CODE_x and CODE_z are measured with bposd_cs10_qldpc.
+    """
     from autoqec.board.circuits import load_circuits
-    from autoqec.board.export import TEXT_FORMATS
-    from autoqec.board.page import page
     from autoqec.store import atomic
 
     board = BoardLayout(directory)
-    circuits = load_circuits(board)
+    circuits = _matching(load_circuits(board), pattern, "circuit")
     table = _table(board, circuits)
-    text = page(circuits, table) if form == "html" else TEXT_FORMATS[form](table)
+    text = _exported(form, board, circuits, table)
     if target is None:
         click.echo(text, nl=False)
         return
@@ -186,6 +194,20 @@ def export(form: str, target: Path | None, directory: Path, out: Output) -> None
     atomic.write_text(target, text)
     out.say(str(target))
     out.emit({"out": str(target), "format": form, "cells": len(table)})
+
+
+def _exported(form: str, board: BoardLayout, circuits: Mapping[str, BoardCircuit], table: list[Cell]) -> str:
+    from autoqec.board.export import TEXT_FORMATS
+    from autoqec.board.page import page
+    from autoqec.board.registries import to_circuit_bench, to_qldpc_challenge
+
+    if form == "html":
+        return page(circuits, table)
+    if form == "circuit-bench":
+        return to_circuit_bench(table)
+    if form == "qldpc-challenge":
+        return to_qldpc_challenge(circuits, table, board)
+    return TEXT_FORMATS[form](table)
 
 
 def _matching(known: Mapping[str, Value], pattern: str, what: str) -> dict[str, Value]:

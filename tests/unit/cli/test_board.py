@@ -59,6 +59,14 @@ def test_every_format_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert {row["circuit"] for row in json.loads(capsys.readouterr().out)} >= {CIRCUIT}
 
 
+def test_registry_formats_are_exported_for_selected_circuits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("export", "--format", "circuit-bench", "--circuit", CIRCUIT) == 0
+    names = list(json.loads(capsys.readouterr().out)["results"])
+    assert f"{CIRCUIT}--mwpm.json" in names and all(name.startswith(f"{CIRCUIT}--") for name in names)
+    assert call("export", "--format", "qldpc-challenge") == 2
+    check_error(capsys.readouterr().err, "no circuits are called CODE_x and CODE_z", hint=True)
+
+
 @pytest.mark.parametrize(
     "argv",
     [
