@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -85,6 +86,16 @@ def is_given(name: str) -> bool:
     """Return whether the parameter `name` of the current command was given and not left at its default."""
     source = click.get_current_context().get_parameter_source(name)
     return source is not None and source is not click.core.ParameterSource.DEFAULT
+
+
+def recorded_option(function: Function) -> Function:
+    """Add --recorded DIR to a command that verifies a run in another place than that of its recorded shots."""
+    return click.option(
+        "--recorded",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="Directory of the run's recorded shots, if it has moved; compared with the hashes in the run's env.",
+    )(function)
 
 
 def trust_option(*, registered: bool = True) -> Callable[[Function], Function]:

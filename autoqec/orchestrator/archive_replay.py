@@ -14,12 +14,13 @@ from pydantic import ValidationError
 
 from autoqec.contracts.archive import BUNDLE, RUN, ArchiveManifest
 from autoqec.contracts.base import first_validation_error, sha256_bytes
+from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.names import RUN_REF
 from autoqec.contracts.provenance import Manifest
 from autoqec.errors import AutoqecError, ContractError, UsageError
-from autoqec.orchestrator import verify_round
+from autoqec.orchestrator import recorded_place, verify_round
 from autoqec.orchestrator.archive_format import MANIFEST, unpack
 from autoqec.orchestrator.gc import removed_files
 from autoqec.orchestrator.memory import RunMemory
@@ -27,6 +28,7 @@ from autoqec.qec import decoder_trust
 from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout, runs_dir
+from autoqec.store.recorded_layout import recorded_location
 from autoqec.store.round_files import read_contract
 from autoqec.store.run_state import fold
 from autoqec.system import machine, sandbox
@@ -74,6 +76,7 @@ def replay_archive(
     *,
     on_event: OnEvent,
     on_plan: Callable[[Plan], None] = lambda plan_recovery: None,
+    recorded: Path | None = None,
 ) -> RestoredRun:
     """Restore an archive into a new repository at `into` and verify it again, offline.
 
@@ -86,13 +89,15 @@ def replay_archive(
         into: A directory that does not exist or is empty.
         on_event: Receives the progress of the verifications.
         on_plan: Receives the plan after the hashes were checked and before anything is checked out or executed.
+        recorded: Directory of the run's recorded shots, which an archive does not hold; without it their verdicts are
+            not repeated.
 
     Returns:
         The restored run and the result of each round.
 
     Raises:
         ContractError: The archive is damaged or changed, or holds something that is not allowed; names the place.
-        UsageError: The archive does not exist, or `into` is not empty.
+        UsageError: The archive does not exist, `into` is not empty, or `recorded` does not hold the run's shots.
     """
     into = into.resolve()
     _check_vacant(into)
@@ -106,9 +111,13 @@ def replay_archive(
         with _named_after(archive, layout):
             _place_run(members / RUN, layout)
             rows = _check_run(manifest, layout)
-            plan = _planned(manifest, into, rows)
+            env = files.parse_env(files.read_text(layout.env), location=str(layout.env))
+            if recorded is not None:
+                recorded_place.note_place(layout, recorded_place.check_place(env, recorded, str(layout.env)))
+            repeatable = manifest.closed and (env.recorded is None or recorded is not None)
+            plan = _planned(manifest, into, rows, repeatable=repeatable)
             if plan.verifications:
-                _require_trusted_decoders(layout)
+                _require_trusted_decoders(env)
             on_plan(plan)
             repo = _restore_branches(manifest, members / BUNDLE, layout, rows)
             found = dict(_verify_rounds(layout, repo, on_event))
@@ -175,20 +184,19 @@ def _check_run(manifest: ArchiveManifest, layout: RunLayout) -> list[HistoryRow]
     return rows
 
 
-def _require_trusted_decoders(layout: RunLayout) -> None:
+def _require_trusted_decoders(env: EnvSpec) -> None:
     """Raise UsageError if the env names an external decoder that is not trusted or not installed."""
-    env = files.parse_env(files.read_text(layout.env), location=str(layout.env))
     for name in env.baselines:
         if (spec := decoder_trust.external_decoder(name)) is not None:
             decoder_trust.locate(name, spec, location=f"env `{env.name}`, field `baselines`")
 
 
-def _planned(manifest: ArchiveManifest, into: Path, rows: list[HistoryRow]) -> Plan:
+def _planned(manifest: ArchiveManifest, into: Path, rows: list[HistoryRow], *, repeatable: bool) -> Plan:
     replayed = sum(
         round_state.row.status == "ok" and round_state.row.verify_verdict is not None
         for round_state in fold(rows).rounds.values()
     )
-    replayed = replayed if manifest.closed else 0
+    replayed = replayed if repeatable else 0
     return Plan(manifest, into, len(rows), replayed, sandbox.probe() if replayed else None)
 
 
@@ -221,7 +229,8 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator
         names = ", ".join(sorted(path.name for path in stale))
         raise ContractError(f"does not follow from history: {names}", location=str(layout.root))
     closed = layout.secret_hex.exists()
-    recorded = files.load_env(layout.env)[0].recorded is not None
+    env, _ = files.load_env(layout.env)
+    shots_missing = env.recorded is not None and not recorded_location(layout.round(1).dir).exists()
     for round_state in memory.state.rounds.values():
         row, place = round_state.row, layout.round(round_state.row.round)
         if row.status != "ok" or row.commit_sha is None:
@@ -236,8 +245,9 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator
             yield row.round, "measured, not verified; files intact"
         elif not closed:
             yield row.round, f"{row.verify_verdict}; files intact; the run is not closed, so its shots stay secret"
-        elif recorded:
-            yield row.round, f"{row.verify_verdict}; files intact; an archive has no recorded shots to verify on again"
+        elif shots_missing:
+            outcome = "files intact; an archive has no recorded shots: give --recorded DIR to verify on them again"
+            yield row.round, f"{row.verify_verdict}; {outcome}"
         else:
             replayed = verify_round.replay(layout, repo, row.round, on_event)
             message = f"{row.verify_verdict} again on the same shots ({replayed.source})"

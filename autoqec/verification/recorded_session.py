@@ -209,7 +209,7 @@ class RecordedSession(VerificationSession):
 def _directory(round_dir: Path) -> Path:
     """Return the directory of the run's recorded shots; UsageError if it is not known or does not exist."""
     location = recorded_location(round_dir)
-    hint = f"write the directory of the recorded shots into {location}"
+    hint = f"name their directory: autoqec verify {round_dir} --recorded DIR"
     try:
         directory = Path(location.read_text(encoding="utf-8").strip())
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoqec.cli.common import Output, options, trust_option
+from autoqec.cli.common import Output, options, recorded_option, trust_option
 from autoqec.contracts.events import ignore
 from autoqec.reporting.text import plain, pluralize
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 @click.option(
     "--into", type=click.Path(path_type=Path), help="New directory for the repository; default: ARCHIVE-replayed."
 )
+@recorded_option
 @trust_option(registered=False)
 @options
-def command(archive: Path, into: Path | None, out: Output) -> None:
+def command(archive: Path, into: Path | None, recorded: Path | None, out: Output) -> None:
     """Restore ARCHIVE in a new repository and verify it again: files, branches, views and, if closed, verdicts.
 
     Exit status: 0 everything agrees, 1 a verdict differs, 2 a file was changed.
@@ -31,7 +32,8 @@ def command(archive: Path, into: Path | None, out: Output) -> None:
     from autoqec.orchestrator.archive_replay import replay_archive
 
     into = into or Path(archive.name.removesuffix(".tar") + "-replayed")
-    restored = replay_archive(archive, into, on_event=ignore, on_plan=functools.partial(_show, out))
+    on_plan = functools.partial(_show, out)
+    restored = replay_archive(archive, into, on_event=ignore, on_plan=on_plan, recorded=recorded)
     for number, outcome in sorted(restored.verdicts.items()):
         out.say(f"Round {number}: {plain(outcome)}")
         out.emit({"round": number, "found": outcome})

@@ -7,19 +7,24 @@ from pathlib import Path
 import click
 
 from autoqec import locate
-from autoqec.cli.common import Output, options, trust_option
+from autoqec.cli.common import Output, options, recorded_option, trust_option
 
 
 @click.command("verify")
 @click.argument("round_dir", type=click.Path(path_type=Path))
-@click.option("--replay", is_flag=True, help="Repeat the verification and compare it with the report; write nothing.")
+@click.option("--replay", is_flag=True, help="Repeat the verification and compare it with the report; write no result.")
+@recorded_option
 @trust_option()
 @options
-def command(round_dir: Path, replay: bool, out: Output) -> None:
+def command(round_dir: Path, replay: bool, recorded: Path | None, out: Output) -> None:
     """Verify the round in ROUND_DIR on fresh shots from a secret seed; an existing report is replayed and compared.
 
     Exit status: 0 VERIFIED, 1 INCONCLUSIVE, SUSPICIOUS or FAILED. With --replay: 0 the report is reproduced, 1 not.
     """
+    if recorded is not None:
+        from autoqec.orchestrator.recorded_place import move_place
+
+        move_place(locate.parse_round_dir(round_dir)[0], recorded)
     if replay:
         _replay(round_dir, out)
         return

@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import run_cli
 from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.events import ignore
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import verify_round
+from autoqec.orchestrator.archive_pack import package_run
+from autoqec.orchestrator.archive_replay import Plan, replay_archive
 from autoqec.orchestrator.loop import run_rounds, start_run
+from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.store.recorded_layout import recorded_location, visible_shots
 from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
@@ -49,6 +55,36 @@ def test_a_run_ends_in_a_verdict_on_sealed_blocks(workspace: Path) -> None:
     tests = [json.loads(line) for line in layout.attempts.read_text().splitlines()]
     assert [line["attempt_index"] for line in tests if "attempt_index" in line] == [1]
     assert verify_round.replay(layout, repo, 1, print).agrees
+    publish_secret(layout, repo)
+    archive = workspace.parent / "run.tar"
+    package_run(layout, repo, archive)
+    check_replay_elsewhere(archive, env_file.parent / "data", workspace.parent / "elsewhere")
+
+
+def check_replay_elsewhere(archive: Path, data: Path, elsewhere: Path) -> None:
+    """Replay an archive after its recorded shots have moved: without them, with others, and with them."""
+    moved = data.rename(data.with_name("moved"))
+    found = replay_archive(archive, elsewhere / "without", on_event=ignore)
+    assert "--recorded DIR" in found.verdicts[1]
+    place = found.layout.round(1).dir
+    with pytest.raises(UsageError) as unknown:
+        verify_round.replay(found.layout, Repo.discover(found.layout.repo_root), 1, ignore)
+    assert f"autoqec verify {place} --recorded" in str(unknown.value.hint)
+    with pytest.raises(UsageError, match="not a directory") as gone:
+        replay_archive(archive, elsewhere / "gone", on_event=ignore, recorded=data)
+    assert "--recorded" in str(gone.value.hint)
+    plans: list[Plan] = []
+    flips = moved / "flips1.01"
+    content = flips.read_bytes()
+    flips.write_bytes(content[:-2] + (b"1" if content[-2:-1] == b"0" else b"0") + content[-1:])
+    with pytest.raises(UsageError, match="is not the file of the manifest"):
+        replay_archive(archive, elsewhere / "changed", on_event=ignore, on_plan=plans.append, recorded=moved)
+    assert not plans  # reported before anything is checked out or run
+    assert not recorded_location(place).exists() and not (elsewhere / "changed").exists()
+    flips.write_bytes(content)
+    again = replay_archive(archive, elsewhere / "with", on_event=ignore, on_plan=plans.append, recorded=moved)
+    assert again.agrees and " again on the same shots" in again.verdicts[1] and plans[0].verifications == 1
+    assert run_cli(group, ["verify", str(place), "--replay", "--recorded", str(moved), "--quiet"]) == 0
 
 
 def test_shots_that_do_not_fit_start_no_run(workspace: Path) -> None:

@@ -90,8 +90,8 @@ def read_manifest(path: Path) -> RecordedManifest:
     return RecordedManifest.read(load_yaml(text, location=str(path)), location=str(path))
 
 
-def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, manifest_name: str) -> None:
-    """Compare the files with their hashes in the manifest.
+def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str) -> None:
+    """Compare the files with their hashes in the manifest; `hint` tells the user what to do.
 
     Raises:
         UsageError: A file differs.
@@ -102,16 +102,17 @@ def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, manifest_n
             raise UsageError(
                 "is not the file of the manifest",
                 location=str(recorded.directory / file.path),
-                hint=f"restore the file, or {_again(manifest_name)}",
+                hint=hint,
             )
 
 
-def open_checked(env: EnvSpec, directory: Path) -> RecordedShots:
+def open_checked(env: EnvSpec, directory: Path, hint: str | None = None) -> RecordedShots:
     """Open the recorded shots of a frozen env, after comparing every file with its hash.
 
     Args:
         env: The env; its shots are recorded.
         directory: Directory of the files.
+        hint: What the user can do if a file differs; by default for an env that can still be written again.
 
     Raises:
         UsageError: A file is missing or has changed.
@@ -120,7 +121,7 @@ def open_checked(env: EnvSpec, directory: Path) -> RecordedShots:
     assert code is not None and code.manifest is not None
     check_files(directory, code.manifest.layout)
     recorded = RecordedShots(directory, code.manifest.layout, Problem.from_env(env).source)
-    check_hashes(recorded, code.manifest, code.path)
+    check_hashes(recorded, code.manifest, hint or f"restore the file, or {_again(code.path)}")
     return recorded
 
 
