@@ -14,11 +14,13 @@ from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace, made_workspace
 from tests.unit.continual.runtime.test_checkpoint_agents import config
 
+SMALL = ("--profile", "smoke", "--scale", "0.1")  # no assertion depends on how good the networks are
+
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, RunLayout]:
     workspace = made_workspace(tmp_path_factory.mktemp("policy"))
-    options = ("--profile", "smoke", "--rounds", "2", "--seed", "3", "--memory", "memory.jsonl")
+    options = (*SMALL, "--rounds", "2", "--seed", "3", "--memory", "memory.jsonl")
     result = workspace.autoqec("run", "env.yaml", "--ideator", "policy", *options, timeout=600)
     assert result.code == 0, result.err
     return workspace, newest(workspace)
@@ -42,7 +44,7 @@ def test_trained_agent_continues_with_its_memory(searched: tuple[Workspace, RunL
     reply = {"type": "mlp", "mlp.hidden": 64, "mlp.depth": 1, "training.batch_size": 2048}
     rules = tmp_path / "says.jsonl"
     rules.write_text(json.dumps({"when": "F: .*Design a neural", "say": json.dumps(reply)}) + "\n", encoding="utf-8")
-    options = ("--profile", "smoke", "--rounds", "1", "--memory", "memory.jsonl", "--model", f"scripted:{rules}")
+    options = (*SMALL, "--rounds", "1", "--memory", "memory.jsonl", "--model", f"scripted:{rules}")
     result = workspace.autoqec("run", "env.yaml", "--ideator", "llm", "--ideator-memory", str(checkpoint), *options)
     assert result.code == 0, result.err
     (row,) = History(newest(workspace)).rows()
