@@ -13,6 +13,7 @@ from autoqec.cli.common import Output, options
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import ContractError, UsageError
 from autoqec.store import layout
+from autoqec.system.git import Repo
 
 
 @click.command("run-round")
@@ -60,7 +61,7 @@ from autoqec.store import layout
 def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen: Any) -> None:
     """Train the predecoder of CONFIG (a YAML file) for ENV and measure it; write results to the new ROUND_DIR.
 
-    Without --code-cwd, the editable modules of the current repository are used: check out the branch of a round to
+    Without --code-cwd, the editable modules of the current worktree are used: check out the branch of a round to
     repeat it.
     """
     from autoqec.contracts.round import RunnerConfig
@@ -78,7 +79,7 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     _check(predecoder, config)
     if round_dir.exists() and any(round_dir.iterdir() if round_dir.is_dir() else [round_dir]):
         raise UsageError("is not an empty directory", location=str(round_dir), hint="choose a new directory")
-    code_cwd = chosen.pop("code_cwd") or _current_repository()
+    code_cwd = chosen.pop("code_cwd") or _current_worktree()
     fork_from = chosen.pop("fork_from")
     parent = _parent(chosen["run_id"], fork_from)
     spec = {
@@ -127,12 +128,13 @@ def _check(predecoder: Any, config: Path) -> None:
         raise UsageError(error.message, location=str(config), hint=f"edit {config}") from error
 
 
-def _current_repository() -> Path | None:
-    """Return the current repository if it has editable modules; otherwise the packaged modules are used."""
+def _current_worktree() -> Path | None:
+    """Return the current worktree if it has editable modules; otherwise the packaged modules are used."""
     try:
-        root = locate.workspace_root()
+        repo = Repo.discover(Path.cwd())
     except UsageError:
         return None
+    root = repo.linked_worktree or repo.root
     return root if (root / layout.EDITABLE_MODULES).is_dir() else None
 
 
