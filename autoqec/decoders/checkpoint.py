@@ -121,7 +121,7 @@ def load_for_member(path: Path, problem: Problem) -> tuple[Predecoder, Predecode
         ContractError: The checkpoint is malformed, its weights belong to one circuit, or some of the circuit's are
             missing.
     """
-    payload, dsl = _read_translation_invariant(path)
+    payload, dsl = read_translation_invariant(path)
     model = compile_predecoder(dsl, problem, seed=0)
     own = model.state_dict()
     state = {name: value for name, value in payload["state_dict"].items() if name in own}
@@ -130,7 +130,8 @@ def load_for_member(path: Path, problem: Problem) -> tuple[Predecoder, Predecode
     return model.eval(), dsl
 
 
-def _read_translation_invariant(path: Path) -> tuple[dict[str, Any], PredecoderDSL]:
+def read_translation_invariant(path: Path) -> tuple[dict[str, Any], PredecoderDSL]:
+    """Return the content and the config of a checkpoint; ContractError if its weights belong to one circuit."""
     payload = read(path)
     dsl = parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
     if not dsl.translation_invariant:
@@ -149,7 +150,7 @@ def load_for_other_circuit(path: Path, problem: Problem) -> tuple[Predecoder, np
             of a trained class.
     """
     location = str(path)
-    payload, dsl = _read_translation_invariant(path)
+    payload, dsl = read_translation_invariant(path)
     model = compile_predecoder(dsl, problem, seed=0)
     model.gate = _gate(payload, dsl, location)
     state = {name: value for name, value in payload["state_dict"].items() if name != "circuit_sha256"}

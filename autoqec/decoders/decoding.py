@@ -31,7 +31,8 @@ class CheckpointDecoder:
     Attributes:
         problem: The problem that is decoded.
         shift: float32 [n_edges], difference of the priors from those of the training problem.
-        n_unknown_edges: Edges that the training problem lacks; they keep their own priors.
+        unknown_edges: int [k], edges that the training problem lacks; they keep their own priors.
+        n_unknown_edges: Their number.
         decoder: The inner decoder, behind the gate that selects the shots that the predecoder decodes.
         other_circuit: Whether translation-invariant weights decode another distance or number of rounds.
     """
@@ -43,8 +44,8 @@ class CheckpointDecoder:
     ) -> None:
         self.problem, self._model, self._path = problem, model, path
         decoded, trained = (each.variables(model.output_mode).log_odds for each in (problem, training_problem))
-        self._columns, self._unknown_edges = columns, np.nonzero(columns < 0)[0]  # column -1 is replaced by the prior
-        self.n_unknown_edges = len(self._unknown_edges)
+        self._columns, self.unknown_edges = columns, np.nonzero(columns < 0)[0]  # column -1 is replaced by the prior
+        self.n_unknown_edges = len(self.unknown_edges)
         self._same_edges = np.array_equal(columns, np.arange(len(trained)))
         self._prior = decoded.astype(np.float32)
         self.shift = np.where(columns >= 0, decoded - trained[columns], 0).astype(np.float32)
@@ -78,7 +79,7 @@ class CheckpointDecoder:
         sizes = [(each.n_detectors, each.n_observables) for each in (training_problem, problem)]
         same = not (columns < 0).any() and trained.n_edges == decoded.n_edges
         if dem is not None and not same and dsl.translation_invariant and _is_other_circuit(training_problem, dem):
-            return cls._of_other_circuit(training_problem.with_other_dem(dem), path)
+            return cls.of_other_circuit(training_problem.with_other_dem(dem), path)
         if sizes[0] != sizes[1] or not (columns >= 0).any() or not (same or allow_other_dem):
             raise _model_mismatch_error(
                 env, path, training_problem, problem, int((columns < 0).sum()), same_size=sizes[0] == sizes[1]
@@ -86,10 +87,21 @@ class CheckpointDecoder:
         return cls(problem, training_problem, model, columns, path)
 
     @classmethod
-    def _of_other_circuit(cls, problem: Problem, path: Path) -> CheckpointDecoder:
-        """Load translation-invariant weights for a model of another distance or number of rounds."""
+    def of_other_circuit(cls, problem: Problem, path: Path, *, gated: bool = True) -> CheckpointDecoder:
+        """Load translation-invariant weights for a problem of another distance or number of rounds.
+
+        Args:
+            problem: The problem to decode.
+            path: The checkpoint.
+            gated: Whether to use the gate of the checkpoint.
+
+        Raises:
+            ContractError: The weights belong to one circuit, or do not fit this one.
+        """
         with _checkpoint_errors(path):
             model, known = checkpoint.load_for_other_circuit(path, problem)
+        if not gated:
+            model.gate = None
         decoder = cls(problem, problem, model, np.where(known, np.arange(len(known)), -1), path)
         decoder.other_circuit = True
         return decoder
@@ -101,29 +113,17 @@ class CheckpointDecoder:
             ContractError: The network fails, or its outputs are not finite.
             UsageError: The shots are of another circuit, or no combination of the model's errors explains one.
         """
-        expected = (len(detection_events), -(-self.problem.n_detectors // 8))
-        if detection_events.shape != expected or detection_events.dtype != np.uint8:
-            raise UsageError(
-                f"are {detection_events.dtype} {detection_events.shape}, expected bit-packed uint8 {expected}",
-                location="detection events",
-                hint=f"decode shots of a circuit with {self.problem.n_detectors} detectors",
-            )
+        check_detection_events(detection_events, self.problem.n_detectors)
         predictions = np.zeros((len(detection_events), self.problem.n_observables), bool)
         chunk = max(1, min(CHUNK, MAX_CHUNK_VALUES // len(self._prior)))
         for start in range(0, len(detection_events), chunk):
             part = detection_events[start : start + chunk]
-            try:
-                predictions[start : start + chunk] = self.decoder.decode_with(part, self._log_odds)
-            except ValueError as error:  # the log-odds are finite and of the right shape
-                raise UsageError(
-                    f"no errors of the model explain a shot ({error})",
-                    location="detection events",
-                    hint="decode shots of the circuit that the model describes",
-                ) from error
+            with unexplained_shots():
+                predictions[start : start + chunk] = self.decoder.decode_with(part, self.log_odds)
         return predictions
 
-    def _log_odds(self, detection_events: np.ndarray) -> np.ndarray:
-        """Run the network; return float32 [n, n_edges] for the edges of the decoded problem."""
+    def log_odds(self, detection_events: np.ndarray) -> np.ndarray:
+        """Run the network on bit-packed detection events; return float32 [n, n_edges] for the decoded problem."""
         events = torch.from_numpy(unpack(detection_events, self.problem.n_detectors)).float()
         with torch.no_grad(), _checkpoint_errors(self._path):
             output: np.ndarray = self._model(events).numpy()
@@ -135,8 +135,32 @@ class CheckpointDecoder:
             output += self.shift
             return output
         log_odds = output[:, self._columns] + self.shift
-        log_odds[:, self._unknown_edges] = self._prior[self._unknown_edges]
+        log_odds[:, self.unknown_edges] = self._prior[self.unknown_edges]
         return log_odds
+
+
+def check_detection_events(detection_events: np.ndarray, n_detectors: int) -> None:
+    """Raise UsageError unless detection events are bit-packed, uint8 [n, ceil(n_detectors / 8)]."""
+    expected = (len(detection_events), -(-n_detectors // 8))
+    if detection_events.shape != expected or detection_events.dtype != np.uint8:
+        raise UsageError(
+            f"are {detection_events.dtype} {detection_events.shape}, expected bit-packed uint8 {expected}",
+            location="detection events",
+            hint=f"decode shots of a circuit with {n_detectors} detectors",
+        )
+
+
+@contextmanager
+def unexplained_shots() -> Iterator[None]:
+    """Report a ValueError of the matching, whose log-odds are finite and of the right shape, as one of the shots."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(
+            f"no errors of the model explain a shot ({error})",
+            location="detection events",
+            hint="decode shots of the circuit that the model describes",
+        ) from error
 
 
 def _is_other_circuit(problem: Problem, dem: stim.DetectorErrorModel) -> bool:

@@ -173,7 +173,7 @@ class WeightedMatching:
         ):
             raise ValueError(f"shots and weights have shapes {shapes}; nodes {self._n_nodes}, edges {self._n_edges}")
         with np.errstate(over="ignore"):  # an overflow is reported below
-            log_odds = np.negative(weights, dtype=np.float32, casting="same_kind")
+            log_odds = np.negative(weights, dtype=np.float32, casting="same_kind", order="C")
         if not np.isfinite(log_odds).all():
             raise ValueError("weights hold values that are not finite")
         if self._max_weight is not None:

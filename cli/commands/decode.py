@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from autoqec.decoders.decoding import CheckpointDecoder
+    from autoqec.decoders.windows import WindowedDecoder
     from autoqec.launch.checkpoints import OpenCheckpoint
 
 FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
@@ -46,6 +47,12 @@ FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
     "--allow-other-dem", is_flag=True, help="Accept a --dem with other error mechanisms, such as one of a device."
 )
 @click.option(
+    "--window",
+    type=click.IntRange(min=2),
+    metavar="ROUNDS",
+    help="Decode long experiments in windows of this many rounds; needs type `local`, and uses no gate.",
+)
+@click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Decode parts of the shots in parallel."
 )
 @click.option(
@@ -68,6 +75,7 @@ def command(
     env_name: str | None,
     dem: Path | None,
     allow_other_dem: bool,
+    window: int | None,
     threads: int,
     latency_shots: int | None,
     trust_code: bool,
@@ -80,28 +88,23 @@ def command(
     compared with its verified artifact first. A --dem with the same error mechanisms changes their priors only; any
     other is rejected unless --allow-other-dem is given: then mechanisms of both models use the network, and the others
     keep the probabilities of the file. A checkpoint of type `local` also takes a --dem of another distance or number of
-    rounds.
+    rounds. --window needs less memory for many rounds.
     """
     _check_target(shots, target)
-    if allow_other_dem and dem is None:
-        raise UsageError("needs a model", location="--allow-other-dem", hint="add --dem FILE")
+    _check_options(dem, window, latency_shots, allow_other_dem=allow_other_dem)
     from autoqec.decoders.threads import PART, check_threads, decode_parts
 
     check_threads(threads, "--threads")
     with _opened(checkpoint, model, env_name, trust_code=trust_code, unverified=unverified) as loaded:
         if not loaded.verified:
             out.note("warning: this checkpoint is not a verified artifact")
-        from autoqec.decoders.decoding import CheckpointDecoder, read_model
+        from autoqec.decoders.decoding import CheckpointDecoder
         from autoqec.qec import shotfiles
         from autoqec.qec.weighted_mwpm import compiled_soft_matcher
 
-        dem_model = None if dem is None else read_model(dem, loaded.env)
-        decoders = [
-            CheckpointDecoder.of(loaded.env, loaded.path, dem_model, allow_other_dem=allow_other_dem)
-            for _ in range(threads)
-        ]
+        decoders = [_decoder(loaded, dem, window, allow_other_dem=allow_other_dem) for _ in range(threads)]
         decoding = decoders[0]
-        problem = decoding.problem
+        problem = decoding.problem if isinstance(decoding, CheckpointDecoder) else decoding
         if loaded.env.backend == "mwpm" and compiled_soft_matcher() is None:
             out.note("warning: the C extension is not built, so decoding is slower; see autoqec doctor")
         if decoding.other_circuit:
@@ -110,7 +113,7 @@ def command(
         parts = decode_parts(decoders, events)
         n = shotfiles.write(target, out_format or shotfiles.guess_format(target), problem.n_observables, parts)
         latency = None
-        if latency_shots is not None and n:
+        if latency_shots is not None and n and isinstance(decoding, CheckpointDecoder):
             again = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, PART)
             latency = _measure_latency(out, decoding, first_shots(again, latency_shots))
     unknown = decoding.n_unknown_edges
@@ -118,6 +121,28 @@ def command(
     out.say(f"{target}: {n} shots decoded, {pluralize(problem.n_observables, 'observable')} each{suffix}")
     figures = {"shots": n, "env": loaded.env.name, "unknown_edges": unknown, "verified": loaded.verified}
     out.emit({"out": str(target), **figures, **({} if latency is None else {"latency": latency})})
+
+
+def _decoder(
+    loaded: OpenCheckpoint, dem: Path | None, window: int | None, *, allow_other_dem: bool
+) -> CheckpointDecoder | WindowedDecoder:
+    """Return the decoder of a checkpoint for the model in a file, or for that of its env."""
+    from autoqec.decoders.decoding import CheckpointDecoder, read_model
+    from autoqec.decoders.windows import WindowedDecoder
+    from autoqec.qec.problem import Problem
+
+    model = None if dem is None else read_model(dem, loaded.env)
+    if window is None:
+        return CheckpointDecoder.of(loaded.env, loaded.path, model, allow_other_dem=allow_other_dem)
+    return WindowedDecoder(loaded.env, loaded.path, model or Problem.from_env(loaded.env).dem, window)
+
+
+def _check_options(dem: Path | None, window: int | None, latency_shots: int | None, *, allow_other_dem: bool) -> None:
+    if allow_other_dem and dem is None:
+        raise UsageError("needs a model", location="--allow-other-dem", hint="add --dem FILE")
+    for option, given in (("--latency", latency_shots is not None), ("--allow-other-dem", allow_other_dem)):
+        if window is not None and given:
+            raise UsageError(f"cannot be used with {option}", location="--window", hint=f"leave out {option}")
 
 
 def first_shots(parts: Iterator[np.ndarray], count: int) -> np.ndarray:

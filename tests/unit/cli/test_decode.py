@@ -315,6 +315,25 @@ class TestOtherDem:
         plain = make_backend("mwpm", problem(5)).decode(shots.detection_events)
         assert np.array_equal(np.frombuffer((tmp_path / "out.b8").read_bytes(), np.uint8).astype(bool), plain[:, 0])
 
+    def test_long_experiments_are_decoded_in_windows(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """An untrained network keeps the priors, so that one window over all rounds decodes like matching."""
+        dsl = parse_dsl({"type": "local", "local": {"hidden": 4}})
+        long = Problem.from_env(surface(3, 0.01, rounds=20))
+        checkpoint.save(tmp_path / "checkpoint.pt", compile_predecoder(dsl, problem(3), seed=0), dsl)
+        (tmp_path / "env.yaml").write_text(dump_config(surface(3).dump()), encoding="utf-8")
+        shots = sample(long, 64, 5)
+        write(tmp_path / "shots.b8", shots.detection_events, "b8", long.n_detectors)
+        dem = ("--dem", str(self.write_dem(long.circuit, tmp_path / "long.stim")))
+        plain = make_backend("mwpm", long).decode(shots.detection_events)[:, 0]
+        found = {}
+        for rounds in ("21", "8"):
+            assert decode(tmp_path, *dem, "--window", rounds) == 0
+            found[rounds] = np.frombuffer((tmp_path / "out.b8").read_bytes(), np.uint8).astype(bool)
+        assert np.array_equal(found["21"], plain) and (found["8"] == plain).mean() > 0.9
+        capsys.readouterr()
+        assert decode(tmp_path, *dem, "--window", "8", "--latency", "3", out="no") == 2
+        refused(capsys, "--window", "cannot be used with --latency")
+
     def test_circuit_file_is_accepted_as_model(self, made: tuple[Path, np.ndarray]) -> None:
         place, expected = made
         path = self.write_dem(problem(3).circuit, place / "same.stim")

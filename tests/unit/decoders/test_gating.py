@@ -107,8 +107,8 @@ def test_confident_shots_do_not_reach_the_network(tmp_path: Path, monkeypatch: p
     decoder = CheckpointDecoder.of(prob.env, gated_checkpoint(tmp_path, prob.env))
     events = sample(prob, 2000, 1).detection_events
     sizes = []
-    log_odds = decoder._log_odds
-    monkeypatch.setattr(decoder, "_log_odds", lambda shots: sizes.append(len(shots)) or log_odds(shots))
+    log_odds = decoder.log_odds
+    monkeypatch.setattr(decoder, "log_odds", lambda shots: sizes.append(len(shots)) or log_odds(shots))
     decoder.decode(events)
     assert decoder.decoder.gate is not None
     assert sizes == [decoder.decoder.gate.ambiguous_shots] and 0 < decoder.decoder.gate.ambiguous_share < 0.5

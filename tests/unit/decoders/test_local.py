@@ -141,7 +141,7 @@ def test_decoder_takes_models_of_other_distances(tmp_path: Path) -> None:
     model, _ = checkpoint.load_for_other_circuit(path, other)
     detections = torch.from_numpy(unpack(shots.detection_events, other.n_detectors)).float()
     expected = model(detections).detach().numpy()
-    assert np.allclose(decoder._log_odds(shots.detection_events), expected, atol=1e-4)
+    assert np.allclose(decoder.log_odds(shots.detection_events), expected, atol=1e-4)
     assert decoder.n_unknown_edges == 0 and decoder.decode(shots.detection_events).shape == (3000, 1)
 
 
@@ -189,9 +189,9 @@ def test_long_experiments_are_decoded_in_smaller_chunks(tmp_path: Path, monkeypa
     decoder = CheckpointDecoder.of(trained.env, saved(trained, tmp_path / "w.pt"), other.dem)
     shots = sample(other, 100, 1).detection_events
     whole, sizes = decoder.decode(shots), []
-    log_odds = decoder._log_odds
+    log_odds = decoder.log_odds
     monkeypatch.setattr("autoqec.decoders.decoding.MAX_CHUNK_VALUES", 10 * other.graph.n_edges)
-    monkeypatch.setattr(decoder, "_log_odds", lambda part: sizes.append(len(part)) or log_odds(part))
+    monkeypatch.setattr(decoder, "log_odds", lambda part: sizes.append(len(part)) or log_odds(part))
     assert np.array_equal(decoder.decode(shots), whole) and sizes == [10] * 10
 
 

@@ -116,6 +116,13 @@ def test_consecutive_shots_share_a_row_of_weights(built: bool, monkeypatch: pyte
 
 
 @needs_c
+def test_weights_may_be_stored_by_columns() -> None:
+    checks, events, weights = shots(3, 20, 1.0)
+    expected = WeightedMatching(checks).decode_batch(events, weights)
+    found = WeightedMatching(checks).decode_batch(np.asfortranarray(events), np.asfortranarray(weights))
+    assert np.array_equal(found, expected)
+
+
 def test_inputs_are_not_modified() -> None:
     checks, events, weights = shots(3, 40, 5.0)
     before = events.copy(), weights.copy()

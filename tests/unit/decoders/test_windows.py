@@ -1,0 +1,161 @@
+"""Decoding in windows over time: the answers of whole decoding, and networks that do not grow with the rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import stim
+import torch
+
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.decoders import checkpoint, windows
+from autoqec.decoders.base import Predecoder
+from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.decoders.windows import WindowedDecoder, WindowGraph
+from autoqec.errors import ContractError, UsageError
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import pack, sample, unpack
+from tests.support.envs import surface
+
+DSL = parse_dsl({"type": "local", "gate": 1.0, "local": {"hidden": 8, "space": 1, "time": 1}})
+
+
+def problem(rounds: int, p: float = 0.02) -> Problem:
+    return Problem.from_env(surface(3, p, rounds=rounds))
+
+
+def randomized(dsl: PredecoderDSL) -> Predecoder:
+    """Compile a predecoder for d=3 and add noise to every weight."""
+    model, generator = compile_predecoder(dsl, problem(3), seed=1).eval(), torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a checkpoint for d=3 whose weights are random."""
+    found = tmp_path / "w.pt"
+    checkpoint.save(found, randomized(DSL), DSL)
+    return found
+
+
+def whole_predictions(path: Path, prob: Problem, events: np.ndarray) -> np.ndarray:
+    decoder = CheckpointDecoder.of_other_circuit(problem(3).with_other_dem(prob.dem), path, gated=False)
+    return decoder.decode(events)
+
+
+def windowed(path: Path, prob: Problem, rounds_per_window: int) -> WindowedDecoder:
+    return WindowedDecoder(problem(3).env, path, prob.dem, rounds_per_window)
+
+
+@pytest.mark.parametrize("rounds_per_window", [13, 100])
+def test_a_window_over_all_rounds_decodes_like_no_window(path: Path, rounds_per_window: int) -> None:
+    prob = problem(12)
+    events = sample(prob, 2500, 1).detection_events
+    decoder = windowed(path, prob, rounds_per_window)
+    expected = whole_predictions(path, prob, events)
+    assert len(decoder.windows) == 1 and expected.any()
+    assert (decoder.decode(events) == expected).all()
+
+
+def test_network_and_matching_weights_are_those_of_the_whole_circuit(path: Path) -> None:
+    prob = problem(24)
+    events = unpack(sample(prob, 20, 1).detection_events, prob.n_detectors)
+    whole = CheckpointDecoder.of_other_circuit(problem(3).with_other_dem(prob.dem), path, gated=False)
+    expected = whole.log_odds(pack(events))
+    position = {(*sorted(ends), *flips): edge for edge, (ends, flips) in enumerate(edge_keys(whole.problem))}
+    seen = set()
+    for ids, graph in windowed(path, prob, 8)._window_graphs():
+        found = graph.network.log_odds(pack(events[:, ids]))
+        keys = edge_keys(graph.network.problem)
+        for edge in graph.edges.tolist():
+            ends, flips = keys[edge]
+            same = position[(*sorted(int(ids[end]) if end >= 0 else -1 for end in ends), *flips)]
+            assert np.allclose(found[:, edge], expected[:, same], atol=1e-4)
+            seen.add(same)
+    assert seen == set(position.values())
+
+
+def edge_keys(prob: Problem) -> list[tuple[list[int], list[int]]]:
+    graph = prob.matching_graph
+    return list(zip(graph.endpoints.tolist(), graph.observables.tolist(), strict=True))
+
+
+def test_windows_decide_each_edge_once_and_explain_all_events(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prob = problem(30)
+    events = sample(prob, 200, 1).detection_events
+    explained = np.zeros((200, prob.n_detectors), np.uint8)
+    decode = WindowGraph.decode
+    decoder = windowed(path, prob, 8)
+    order = [ids for ids, _ in decoder._window_graphs()]
+
+    def recorded(self: WindowGraph, seen: np.ndarray, passed_on: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        flipped, final = decode(self, seen, passed_on)
+        explained[:, order.pop(0)] ^= final
+        return flipped, final
+
+    monkeypatch.setattr(WindowGraph, "decode", recorded)
+    decoder.decode(events)
+    in_sector = prob.graph.in_sector
+    assert not order and (explained[:, in_sector] == unpack(events, prob.n_detectors)[:, in_sector]).all()
+
+
+def test_small_windows_make_about_as_many_errors(path: Path) -> None:
+    """A window of 2 x 4 rounds at d=3 loses little; committing without a look ahead would lose a lot."""
+    prob = problem(24, 0.01)
+    shots = sample(prob, 4000, 2)
+    whole = whole_predictions(path, prob, shots.detection_events) != shots.observables
+    parts = windowed(path, prob, 8).decode(shots.detection_events) != shots.observables
+    gained, lost = int((parts & ~whole).sum()), int((whole & ~parts).sum())
+    assert whole.sum() > 100 and gained + lost > 0
+    assert abs(gained - lost) < 4 * np.sqrt(gained + lost)
+
+
+def test_repeated_rounds_share_one_graph(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many networks for 200 rounds as for 40: only the first and the last windows differ."""
+    kept = []
+    for rounds in (40, 200):
+        decoder = windowed(path, problem(rounds), 8)
+        decoder.decode(np.zeros((1, -(-decoder.n_detectors // 8)), np.uint8))
+        kept.append(len(decoder._graphs))
+        assert len(decoder.windows) > rounds / 4 - 3
+    assert kept[0] == kept[1] < windows.MAX_CACHED
+
+
+def test_windows_that_differ_are_built_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prob = problem(24)
+    events = sample(prob, 50, 1).detection_events
+    expected = windowed(path, prob, 8).decode(events)
+    monkeypatch.setattr(windows, "MAX_CACHED", 1)
+    decoder = windowed(path, prob, 8)
+    assert (decoder.decode(events) == expected).all() and len(decoder._graphs) == 1
+
+
+def test_edges_of_an_untrained_class_are_counted_once(path: Path) -> None:
+    payload = torch.load(path, weights_only=True)
+    missing = next(name for name in payload["state_dict"] if name.startswith("body.classes.(0 0 1)."))
+    prefix = missing[: missing.index(")") + 1]
+    payload["state_dict"] = {name: v for name, v in payload["state_dict"].items() if not name.startswith(prefix)}
+    torch.save(payload, path)
+    prob = problem(24)
+    whole = CheckpointDecoder.of_other_circuit(problem(3).with_other_dem(prob.dem), path, gated=False)
+    decoder = windowed(path, prob, 8)
+    decoder.decode(sample(prob, 10, 1).detection_events)
+    assert decoder.n_unknown_edges == whole.n_unknown_edges > 0
+
+
+def test_bad_input_is_named(path: Path, tmp_path: Path) -> None:
+    prob = problem(12)
+    with pytest.raises(UsageError, match="expected bit-packed"):
+        windowed(path, prob, 4).decode(np.zeros((2, 1), np.uint8))
+    bare = stim.DetectorErrorModel("\n".join(str(each) for each in prob.dem if each.type == "error"))
+    with pytest.raises(UsageError, match="windows need detector coordinates"):
+        WindowedDecoder(problem(3).env, path, bare, 4)
+    dsl = parse_dsl({"type": "mlp", "mlp": {"hidden": 8}})
+    checkpoint.save(tmp_path / "mlp.pt", randomized(dsl), dsl)
+    with pytest.raises(ContractError, match="type `mlp` belong to one circuit"):
+        windowed(tmp_path / "mlp.pt", prob, 4)
