@@ -16,30 +16,24 @@ from pydantic import ValidationError
 from autoqec.llm import prices
 from autoqec.llm.anthropic_transport import track_attempts
 from autoqec.llm.base import (
-    MAX_RESPONSE_CHARS,
     MIN_MAX_TOKENS,
     BaseLanguageModel,
     Effort,
     Request,
     Response,
-    ToolCall,
     estimate_tokens,
-    parse_output,
 )
-from autoqec.llm.deadline import call_deadline
 from autoqec.llm.errors import (
-    NO_KEY_HINT,
     LlmAuthError,
     LlmBadAnswerError,
     LlmBadRequestError,
     LlmError,
-    LlmRefusalError,
-    LlmTruncatedError,
     LlmUnavailableError,
     rejected_request,
 )
+from autoqec.llm.provider import FORM_ERRORS, PERMANENT_STATUSES, Answer, environment_key, response_of
 from autoqec.llm.reported import token_count
-from autoqec.llm.transport import CallAttempts, count_lost_attempt, current_attempts, deadline_transport
+from autoqec.llm.transport import CallAttempts, call_attempts, count_lost_attempt, deadline_transport
 from autoqec.llm.usage import Usage
 
 if TYPE_CHECKING:
@@ -48,8 +42,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("autoqec.llm")
 # Longer answers take minutes; an idle connection does not live that long, a stream does.
 STREAM_ABOVE = 21_000
-# What the package or this module raises on an answer that is not a message.
-_FORM_ERRORS = (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+_KEY_NAMES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 _RETRIED_IN_STREAM = ("overloaded_error", "api_error", "rate_limit_error", "timeout_error")
 
 
@@ -92,25 +85,18 @@ class AnthropicLM(BaseLanguageModel):
     def complete(self, request: Request) -> Response:
         """Ask the model; see `LanguageModel.complete`. Any answer that is not a message of the API is a bad answer."""
         start = time.monotonic()
-        attempts = CallAttempts(deadline=call_deadline(self._timeout_s))
-        token = current_attempts.set(attempts)
-        try:
-            message = self._ask(request, attempts)
-            return self._to_response(request, message, attempts, int((time.monotonic() - start) * 1000))
-        except LlmError as error:
-            error.lost_attempts = attempts.lost
-            raise
-        except _FORM_ERRORS as error:
-            usage, hour = _usage((attempts.body or {}).get("usage"))
-            raise LlmBadAnswerError(
-                f"the endpoint's answer does not have the form of the Messages API ({type(error).__name__})",
-                location=self.model,
-                usage=usage if attempts.body else None,
-                cost_usd=prices.cost_usd(self.model, usage, cache_write_1h_tokens=hour) if attempts.body else None,
-                lost_attempts=attempts.lost,
-            ) from error
-        finally:
-            current_attempts.reset(token)
+        with call_attempts(self._timeout_s) as attempts:
+            try:
+                message = self._ask(request, attempts)
+                return self._to_response(request, message, attempts, int((time.monotonic() - start) * 1000))
+            except FORM_ERRORS as error:
+                usage, hour = _usage((attempts.body or {}).get("usage"))
+                raise LlmBadAnswerError(
+                    f"the endpoint's answer does not have the form of the Messages API ({type(error).__name__})",
+                    location=self.model,
+                    usage=usage if attempts.body else None,
+                    cost_usd=prices.cost_usd(self.model, usage, cache_write_1h_tokens=hour) if attempts.body else None,
+                ) from error
 
     def count_tokens(self, request: Request) -> int:
         """Return the provider's count; an upper estimate if the endpoint cannot count."""
@@ -118,16 +104,14 @@ class AnthropicLM(BaseLanguageModel):
 
         body = self._body(request)
         body.pop("max_tokens"), body.pop("extra_body", None)
-        token = current_attempts.set(CallAttempts(deadline=call_deadline(self._timeout_s)))
         try:
-            count = token_count(self._client.messages.count_tokens(**body).input_tokens, "input_tokens")
+            with call_attempts(self._timeout_s):
+                count = token_count(self._client.messages.count_tokens(**body).input_tokens, "input_tokens")
             return count or estimate_tokens(request.text())
         except (anthropic.AuthenticationError, anthropic.PermissionDeniedError) as error:
             raise _lm_error(error, self.model) from None
-        except (anthropic.AnthropicError, LlmUnavailableError, *_FORM_ERRORS):
+        except (anthropic.AnthropicError, LlmUnavailableError, *FORM_ERRORS):
             return estimate_tokens(request.text())
-        finally:
-            current_attempts.reset(token)
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
         """Return the most that the call can cost in dollars; None if no price is known."""
@@ -220,7 +204,7 @@ class AnthropicLM(BaseLanguageModel):
                 if message.stop_reason is not None:
                     return message
                 last_error: Exception = LlmUnavailableError("the stream ended before the answer did")
-            except (httpx2.HTTPError, *_FORM_ERRORS) as error:
+            except (httpx2.HTTPError, *FORM_ERRORS) as error:
                 last_error = error
             except anthropic.AnthropicError as error:
                 if getattr(error, "status_code", 0) != 200 or getattr(error, "type", "") not in _RETRIED_IN_STREAM:
@@ -232,45 +216,23 @@ class AnthropicLM(BaseLanguageModel):
     def _to_response(self, request: Request, message: Any, attempts: CallAttempts, duration_ms: int) -> Response:
         usage, hour = _usage(message.usage)
         cost = prices.cost_usd(self.model, usage, cache_write_1h_tokens=hour)
-        text = "".join(block.text for block in message.content if block.type == "text")
-        calls = tuple(
-            ToolCall(id=block.id, name=block.name, input=_tool_input(block.input))
-            for block in message.content
-            if block.type == "tool_use"
-        )
-        try:
-            _check_stop_reason(message, text, self.model)
-            parsed = None if request.output is None or calls else parse_output(request.output, text)
-        except LlmError as error:
-            error.usage, error.cost_usd = usage, cost
-            raise
-        return Response(
-            text=text,
-            parsed=parsed,
-            tool_calls=calls,
+        answer = Answer(
+            text="".join(block.text for block in message.content if block.type == "text"),
             usage=usage,
             stop_reason=message.stop_reason,
             model=message.model or self.model,
-            cost_usd=cost,
-            duration_ms=duration_ms,
+            refusal=_refusal(message),
             blocks=tuple(_block_dict(block) for block in message.content),
-            lost_attempts=attempts.lost,
         )
+        return response_of(request, answer, attempts, self.model, cost, duration_ms)
 
 
 def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout_s: float) -> anthropic.Anthropic:
     token = None
-    if api_key is None and base_url is not None:
-        api_key = "none"
-    elif api_key is None:
-        api_key = os.environ.get("ANTHROPIC_API_KEY") or None
-        token = None if api_key else os.environ.get("ANTHROPIC_AUTH_TOKEN") or None
-        if api_key is None and token is None:
-            raise LlmAuthError(
-                "no key for the Messages API",
-                location="environment variable ANTHROPIC_API_KEY",
-                hint=NO_KEY_HINT,
-            )
+    if api_key is None:
+        api_key = environment_key(_KEY_NAMES, base_url, None)
+        if base_url is None and not os.environ.get(_KEY_NAMES[0]):
+            api_key, token = None, api_key
     import anthropic
 
     return anthropic.Anthropic(
@@ -301,25 +263,12 @@ def _field(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
-def _check_stop_reason(message: Any, text: str, model: str) -> None:
-    """Raise the typed error for a stop reason that is not an answer."""
-    reason = message.stop_reason
-    if reason == "refusal":
-        details = getattr(message, "stop_details", None)
-        why = getattr(details, "explanation", None) or getattr(details, "category", None) or "no reason given"
-        raise LlmRefusalError(f"the model declined to answer: {str(why)[:300]}", location=model)
-    if reason in ("max_tokens", "model_context_window_exceeded"):
-        raise LlmTruncatedError(f"the answer was cut off ({reason})", location=model, hint="allow more tokens")
-    if reason not in ("end_turn", "tool_use", "stop_sequence"):
-        raise LlmBadAnswerError(f"the answer ended with {reason!r}", location=model)
-    if len(text) > MAX_RESPONSE_CHARS:
-        raise LlmBadAnswerError(
-            f"the answer has {len(text)} characters; {MAX_RESPONSE_CHARS} are allowed", location=model
-        )
-
-
-def _tool_input(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, dict) else {}
+def _refusal(message: Any) -> str | None:
+    """Return why the model declined to answer; None if it did not."""
+    if message.stop_reason != "refusal":
+        return None
+    details = getattr(message, "stop_details", None)
+    return str(getattr(details, "explanation", None) or getattr(details, "category", None) or "no reason given")
 
 
 def _block_dict(block: Any) -> dict[str, Any]:
@@ -336,6 +285,6 @@ def _lm_error(error: Exception, model: str) -> LlmError:
     if isinstance(error, anthropic.AuthenticationError | anthropic.PermissionDeniedError | anthropic.CredentialsError):
         return LlmAuthError(f"the provider rejects the API key: {detail}", location=model, hint="check the key")
     status = getattr(error, "status_code", None)
-    if isinstance(error, anthropic.APIStatusError) and status in (400, 402, 404, 413, 422):
+    if isinstance(error, anthropic.APIStatusError) and status in PERMANENT_STATUSES:
         return rejected_request(status, detail, model)
     return LlmUnavailableError(f"no answer after all retries: {detail}", location=model)

@@ -1,4 +1,7 @@
-"""Base of clients whose package only sends one request: retries, deadline, typed errors, options that are dropped."""
+"""What clients of providers share: keys and typed answers; a base for packages that only send one request.
+
+The base has retries, deadline, typed errors, and options that are dropped.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,6 @@ from autoqec.llm.base import (
     estimate_tokens,
     parse_output,
 )
-from autoqec.llm.deadline import call_deadline
 from autoqec.llm.errors import (
     NO_KEY_HINT,
     LlmAuthError,
@@ -34,11 +36,11 @@ from autoqec.llm.errors import (
     rejected_request,
 )
 from autoqec.llm.redact import add_secret
-from autoqec.llm.transport import CallAttempts, check_pause, current_attempts, requested_pause_s
+from autoqec.llm.transport import CallAttempts, call_attempts, check_pause, requested_pause_s
 from autoqec.llm.usage import Usage
 
 LOGGER = logging.getLogger("autoqec.llm")
-_PERMANENT = (400, 402, 404, 413, 422)
+PERMANENT_STATUSES = (400, 402, 404, 413, 422)
 # What reading an answer of another form raises.
 FORM_ERRORS = (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 
@@ -68,7 +70,10 @@ class RequestFailedError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer in the terms that every provider shares. `stop_reason` is `end_turn`, `tool_use`, or a fault."""
+    """One answer in the terms that every provider shares.
+
+    `stop_reason` is that of the Messages API or a fault, and `blocks` are content blocks of that API.
+    """
 
     text: str
     usage: Usage
@@ -127,7 +132,7 @@ class ProviderLM(BaseLanguageModel):
         options = {"temperature": temperature, **self._thinking_options(thinking_budget, effort)}
         self._options = {name: value for name, value in options.items() if value is not None}
         optional.require_installed(self.package, extra=self.extra, location="lm.model")
-        self._client: Any = self._connect(api_key(self.key_names, base_url, key_env), base_url)
+        self._client: Any = self._connect(environment_key(self.key_names, base_url, key_env), base_url)
 
     def _thinking_options(self, thinking_budget: int | None, effort: Effort | None) -> dict[str, Any]:
         """Return the provider's options for thinking; those with the value None are not sent."""
@@ -152,16 +157,20 @@ class ProviderLM(BaseLanguageModel):
     def complete(self, request: Request) -> Response:
         """Ask the model; see `LanguageModel.complete`. An answer that is not of the API's form is a bad answer."""
         start = time.monotonic()
-        attempts = CallAttempts(deadline=call_deadline(self._timeout_s))
-        token = current_attempts.set(attempts)
-        try:
+        with call_attempts(self._timeout_s) as attempts:
             body = self._send_with_retries(request, attempts)
-            return self._to_response(request, body, attempts, int((time.monotonic() - start) * 1000))
-        except LlmError as error:
-            error.lost_attempts = attempts.lost
-            raise
-        finally:
-            current_attempts.reset(token)
+            usage = self._usage(body)
+            cost = prices.cost_usd(self.model, usage)
+            try:
+                duration_ms = int((time.monotonic() - start) * 1000)
+                return response_of(request, self._read(body), attempts, self.model, cost, duration_ms)
+            except FORM_ERRORS as error:
+                raise LlmBadAnswerError(
+                    f"the answer does not have the form of the API ({type(error).__name__})",
+                    location=self.model,
+                    usage=usage,
+                    cost_usd=cost,
+                ) from error
 
     def count_tokens(self, request: Request) -> int:
         """Return an upper estimate."""
@@ -211,61 +220,64 @@ class ProviderLM(BaseLanguageModel):
             raise LlmAuthError(
                 f"the provider rejects the key: {error}", location=self.model, hint="check the key"
             ) from None
-        if error.status is not None and error.status in _PERMANENT:
+        if error.status is not None and error.status in PERMANENT_STATUSES:
             raise rejected_request(error.status, str(error), self.model) from None
 
-    def _to_response(
-        self, request: Request, body: dict[str, Any], attempts: CallAttempts, duration_ms: int
-    ) -> Response:
-        usage = self._usage(body)
-        cost = prices.cost_usd(self.model, usage)
-        try:
-            answer = self._read(body)
-            response = Response(
-                text=answer.text,
-                tool_calls=tuple(
-                    ToolCall(id=block["id"], name=block["name"], input=block["input"])
-                    for block in answer.blocks
-                    if block["type"] == "tool_use"
-                ),
-                usage=usage,
-                stop_reason=answer.stop_reason,
-                model=answer.model,
-                cost_usd=cost,
-                duration_ms=duration_ms,
-                blocks=answer.blocks,
-                lost_attempts=attempts.lost,
-            )
-            self._check_answer(answer)
-            parsed = (
-                None if request.output is None or response.tool_calls else parse_output(request.output, answer.text)
-            )
-        except FORM_ERRORS as error:
-            raise LlmBadAnswerError(
-                f"the answer does not have the form of the API ({type(error).__name__})",
-                location=self.model,
-                usage=usage,
-                cost_usd=cost,
-            ) from error
-        except LlmError as error:
-            error.usage, error.cost_usd = usage, cost
-            raise
-        return response.model_copy(update={"parsed": parsed})
 
-    def _check_answer(self, answer: Answer) -> None:
-        """Raise the typed error of a stop reason that is not an answer."""
-        if answer.refusal is not None:
-            raise LlmRefusalError(f"the model declined to answer: {answer.refusal[:300]}", location=self.model)
-        if answer.stop_reason == "max_tokens":
-            raise LlmTruncatedError(
-                "the answer was cut off (max_tokens)", location=self.model, hint="allow more tokens"
-            )
-        if answer.stop_reason not in ("end_turn", "tool_use"):
-            raise LlmBadAnswerError(f"the answer ended with {answer.stop_reason!r}", location=self.model)
-        if len(answer.text) > MAX_RESPONSE_CHARS:
-            raise LlmBadAnswerError(
-                f"the answer has {len(answer.text)} characters; {MAX_RESPONSE_CHARS} are allowed", location=self.model
-            )
+def response_of(
+    request: Request, answer: Answer, attempts: CallAttempts, model: str, cost_usd: float | None, duration_ms: int
+) -> Response:
+    """Return the response to a request.
+
+    Args:
+        request: The request.
+        answer: What the provider answered.
+        attempts: Attempts of the call.
+        model: The requested model, which errors name.
+        cost_usd: Price of the answer, if known.
+        duration_ms: Duration of the call.
+
+    Raises:
+        LlmError: The answer is none, or not the requested one; with its usage and cost.
+        ValueError: A block does not have its form.
+    """
+    response = Response(
+        text=answer.text,
+        tool_calls=tuple(
+            ToolCall(id=block["id"], name=block["name"], input=block["input"])
+            for block in answer.blocks
+            if block["type"] == "tool_use"
+        ),
+        usage=answer.usage,
+        stop_reason=answer.stop_reason,
+        model=answer.model,
+        cost_usd=cost_usd,
+        duration_ms=duration_ms,
+        blocks=answer.blocks,
+        lost_attempts=attempts.lost,
+    )
+    try:
+        _check_answer(answer, model)
+        parsed = None if request.output is None or response.tool_calls else parse_output(request.output, answer.text)
+    except LlmError as error:
+        error.usage, error.cost_usd = answer.usage, cost_usd
+        raise
+    return response.model_copy(update={"parsed": parsed})
+
+
+def _check_answer(answer: Answer, model: str) -> None:
+    """Raise the typed error of a stop reason that is not an answer."""
+    reason = answer.stop_reason
+    if answer.refusal is not None:
+        raise LlmRefusalError(f"the model declined to answer: {answer.refusal[:300]}", location=model)
+    if reason in ("max_tokens", "model_context_window_exceeded"):
+        raise LlmTruncatedError(f"the answer was cut off ({reason})", location=model, hint="allow more tokens")
+    if reason not in ("end_turn", "tool_use", "stop_sequence"):
+        raise LlmBadAnswerError(f"the answer ended with {reason!r}", location=model)
+    if len(answer.text) > MAX_RESPONSE_CHARS:
+        raise LlmBadAnswerError(
+            f"the answer has {len(answer.text)} characters; {MAX_RESPONSE_CHARS} are allowed", location=model
+        )
 
 
 def _letters(text: str) -> str:
@@ -273,7 +285,7 @@ def _letters(text: str) -> str:
     return text.replace("_", "").lower()
 
 
-def api_key(names: tuple[str, ...], base_url: str | None, key_env: str | None) -> str:
+def environment_key(names: tuple[str, ...], base_url: str | None, key_env: str | None) -> str:
     """Return the key of the environment: of `key_env`, else of the first of `names` that is set.
 
     With an explicit `base_url` only `key_env` is read, so that a local endpoint never sees a key of a provider.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from autoqec.llm.errors import LlmUnavailableError
+from autoqec.llm.deadline import call_deadline
+from autoqec.llm.errors import LlmError, LlmUnavailableError
 
 # A server that asks for a longer pause is unavailable for this round.
 MAX_RETRY_AFTER_S = 120.0
@@ -33,6 +34,20 @@ class CallAttempts:
 
 
 current_attempts: ContextVar[CallAttempts | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def call_attempts(timeout_s: float) -> Iterator[CallAttempts]:
+    """Count the attempts of one call, which ends at its deadline; its LlmError keeps how many were lost."""
+    attempts = CallAttempts(deadline=call_deadline(timeout_s))
+    token = current_attempts.set(attempts)
+    try:
+        yield attempts
+    except LlmError as error:
+        error.lost_attempts = attempts.lost
+        raise
+    finally:
+        current_attempts.reset(token)
 
 
 def count_lost_attempt() -> None:

@@ -392,6 +392,16 @@ def test_key_is_read_from_the_environment(server: MessagesServer, monkeypatch: p
     assert AnthropicLM(MODEL).complete(request()).text == "ok"
 
 
+@pytest.mark.parametrize("with_key", [True, False])
+def test_key_of_the_environment_is_sent_before_its_token(
+    server: MessagesServer, monkeypatch: pytest.MonkeyPatch, *, with_key: bool
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", server.key if with_key else "")
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "another" if with_key else server.key)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+    assert AnthropicLM(MODEL).complete(request()).text == "ok"
+
+
 def test_custom_endpoint_never_receives_the_key_of_the_environment(
     server: MessagesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
