@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,35 +39,45 @@ class BlockCheck:
 
 
 def check_blocks(
-    recorded: RecordedShots, problem: Problem, on_block: Callable[[int, BlockCheck], None] = lambda index, block: None
+    recorded: RecordedShots,
+    problem: Problem,
+    on_block: Callable[[int, BlockCheck], None] = lambda index, block: None,
+    limits: Sequence[int | None] | None = None,
 ) -> list[BlockCheck]:
-    """Read all shots once, chunk by chunk, and diagnose each block.
+    """Read the shots once, chunk by chunk, and diagnose each block.
 
     Args:
         recorded: The shots.
         problem: The env with their model.
         on_block: Called after each block.
+        limits: Shots to read from the start of each of the first blocks, None for all; later blocks are not opened. By
+            default all shots of all blocks are read.
 
     Raises:
         UsageError: A file is truncated, compressed, not in its format, or disagrees with another in its shots.
     """
     decode = backends.make_backend(problem.env.backend, problem).decode
     checks = []
-    for index, block in enumerate(recorded.layout.blocks):
-        checks.append(_check_block(recorded, block, problem, decode))
+    blocks = recorded.layout.blocks
+    for index, (block, limit) in enumerate(zip(blocks, limits or [None] * len(blocks), strict=False)):
+        checks.append(_check_block(recorded, block, problem, decode, limit))
         on_block(index, checks[-1])
     return _name_duplicates(recorded, _name_exchanged(checks, decode))
 
 
 def _check_block(
-    recorded: RecordedShots, block: RecordedBlock, problem: Problem, decode: Callable[[np.ndarray], np.ndarray]
+    recorded: RecordedShots,
+    block: RecordedBlock,
+    problem: Problem,
+    decode: Callable[[np.ndarray], np.ndarray],
+    limit: int | None,
 ) -> BlockCheck:
     if (wrong_size := diagnose_size(recorded, block, problem)) is not None:
         return BlockCheck(None, None, (wrong_size,))
     first: list[Shots] = []
 
     def events() -> Iterator[np.ndarray]:
-        for part in recorded.chunks(block):
+        for part in _limited(recorded.chunks(block), limit):
             if sum(map(len, first)) < SAMPLE:
                 first.append(part)
             yield part.detection_events
@@ -82,6 +92,17 @@ def _check_block(
     if block.measurements is not None and block.detection_events is not None:
         found += _compare_measurements(recorded, block, sample)
     return BlockCheck(counts, sample, tuple(found))
+
+
+def _limited(parts: Iterator[Shots], limit: int | None) -> Iterator[Shots]:
+    """Yield the first shots, and read no further chunk after them."""
+    for part in parts:
+        if limit is None or len(part) < limit:
+            yield part
+            limit = None if limit is None else limit - len(part)
+            continue
+        yield Shots(part.detection_events[:limit], part.observables[:limit])
+        return
 
 
 def diagnose_size(recorded: RecordedShots, block: RecordedBlock, problem: Problem) -> Diagnosis | None:

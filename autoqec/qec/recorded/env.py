@@ -126,22 +126,39 @@ def open_checked(env: EnvSpec, directory: Path, hint: str | None = None) -> Reco
 
 
 def preflight(env: EnvSpec, directory: Path) -> RecordedShots:
-    """Check recorded shots before a run: hashes, numbers of shots, division, and the fit to the given model.
+    """Check recorded shots before a run: hashes, division, and the fit of the visible shots to the given model.
+
+    Sealed shots are not decoded here: `add-env` checked them, and the hashes show that they are the same.
 
     Raises:
         UsageError: A check failed; a mismatch with the model is named.
     """
     code = env.recorded
     assert code is not None and code.manifest is not None
-    Split.of(code, f"env `{env.name}`, field `code`")
+    visible = Split.of(code, f"env `{env.name}`, field `code`").validation[1]
     recorded = open_checked(env, directory)
-    checks = check_blocks(recorded, Problem.from_env(env).given)
+    limits = _visible_shots(code.manifest.shots, visible)
+    checks = check_blocks(recorded, Problem.from_env(env).given, limits=limits)
     require_fit(checks, directory)
     found = tuple(0 if check.counts is None else check.counts.shots for check in checks)
-    if found != code.manifest.shots:
-        message = f"the blocks hold {found} shots, the manifest counts {code.manifest.shots}"
+    expected = tuple(
+        count if limit is None else limit for count, limit in zip(code.manifest.shots, limits, strict=False)
+    )
+    if found != expected:
+        message = f"the visible blocks hold {found} shots, the manifest counts {expected}"
         raise UsageError(message, location=str(directory), hint=_again(code.path))
     return recorded
+
+
+def _visible_shots(counts: tuple[int, ...], visible: int) -> list[int | None]:
+    """Return for each block with visible shots how many these are; None for all, so that the block's end is checked."""
+    limits: list[int | None] = []
+    for count in counts:
+        if visible <= 0:
+            break
+        limits.append(None if count <= visible else visible)
+        visible -= count
+    return limits
 
 
 def require_fit(checks: list[BlockCheck], directory: Path) -> None:

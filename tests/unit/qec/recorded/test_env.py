@@ -128,3 +128,17 @@ def test_mismatch_is_named_before_a_run(tmp_path: Path) -> None:
     env, _ = load_env(write_recorded_env(tmp_path))
     with pytest.raises(UsageError, match="inverted_observables"):
         preflight(env, directory)
+
+
+def test_sealed_shots_are_not_diagnosed_before_a_run(tmp_path: Path) -> None:
+    directory = plain_directory(tmp_path / "data", 3500, 3)
+    flips, events = directory / "flips2.01", directory / "events1.b8"
+    flips.write_bytes(flips.read_bytes().translate(bytes.maketrans(b"01", b"10")))
+    visible = 3 * 2800  # of the second file; 24 detectors are 3 bytes
+    events.write_bytes(events.read_bytes()[:visible].ljust(3 * 3500, b"\xff"))
+    env, _ = load_env(write_recorded_env(tmp_path))
+    preflight(env, directory)
+    events.write_bytes(events.read_bytes()[: visible // 2].ljust(3 * 3500, b"\xff"))
+    env, _ = load_env(write_recorded_env(tmp_path))
+    with pytest.raises(UsageError, match="do not fit their model"):
+        preflight(env, directory)
