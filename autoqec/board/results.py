@@ -76,7 +76,8 @@ class Cell:
         us_per_shot: CPU time per shot on one core, in microseconds.
         relative_time: CPU time relative to correlated matching in the same process.
         failed: Statuses of measurements in which the decoder failed.
-        message: The last failure.
+        failure: The last of them; a timeout does not count once a later measurement succeeded.
+        message: What that failure said.
         conflicts: Blocks that two measurements counted differently; both are kept in the file, and `rate` uses the
             first.
         reproduced: Blocks that several measurements counted equally.
@@ -96,6 +97,7 @@ class Cell:
     us_per_shot: float | None
     relative_time: float | None
     failed: tuple[str, ...]
+    failure: str | None
     message: str | None
     conflicts: int
     reproduced: int
@@ -107,7 +109,7 @@ class Cell:
         """`measured`, `conflict`, or the way in which the decoder failed."""
         if self.conflicts:
             return "conflict"
-        return self.failed[-1] if self.failed else "measured"
+        return self.failure or "measured"
 
 
 def cells(measurements: Iterable[BoardMeasurement]) -> list[Cell]:
@@ -143,6 +145,7 @@ def _cell(group: list[BoardMeasurement]) -> Cell:
     measured = rate(failures, shots, rounds=latest.rounds or 1) if shots else None
     low, high = _per_round_interval(measured, latest.rounds)
     us_per_shot, relative_time = _times(group)
+    failure = _last_failure(group)
     return Cell(
         circuit=latest.circuit,
         circuit_sha256=latest.circuit_sha256,
@@ -156,12 +159,22 @@ def _cell(group: list[BoardMeasurement]) -> Cell:
         us_per_shot=us_per_shot,
         relative_time=relative_time,
         failed=tuple(item.status for item in group if item.status != "ok"),
-        message=next((item.message for item in reversed(group) if item.message), None),
+        failure=None if failure is None else failure.status,
+        message=None if failure is None else failure.message,
         conflicts=len(conflicts),
         reproduced=len(reproduced - conflicts),
         machines=tuple(dict.fromkeys(item.machine for item in group)),
         measurements=tuple(group),
     )
+
+
+def _last_failure(group: list[BoardMeasurement]) -> BoardMeasurement | None:
+    """Return the last failure; a timeout may come from a busy machine, so that a later success takes its place."""
+    for index in reversed(range(len(group))):
+        succeeded = any(later.status == "ok" for later in group[index + 1 :])
+        if group[index].status != "ok" and not (group[index].status == "timeout" and succeeded):
+            return group[index]
+    return None
 
 
 def _per_round_interval(measured: Rate | None, rounds: int | None) -> tuple[float | None, float | None]:

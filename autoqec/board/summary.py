@@ -10,8 +10,8 @@ from autoqec.contracts.board import BoardCircuit
 ENOUGH_FAILURES = 100  # fewer leave an interval wider than about 20% on either side
 
 
-def table_lines(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell], n_decoders: int) -> list[str]:
-    """Return the table in lines: a heading per circuit, its cells, and the number of missing cells."""
+def table_lines(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell], n_cells: int) -> list[str]:
+    """Return the table in lines: a heading per circuit, its cells, and how many of `n_cells` are measured."""
     lines: list[str] = []
     for name, spec in circuits.items():
         mine = [cell for cell in table if cell.circuit_sha256 == spec.sha256]
@@ -22,8 +22,7 @@ def table_lines(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell], n_d
                 *(f"  {cell_line(cell, short=True)}" for cell in mine),
             ]
     empty = [name for name, spec in circuits.items() if all(cell.circuit_sha256 != spec.sha256 for cell in table)]
-    total = len(circuits) * n_decoders
-    lines.append(f"{len(table)} of {total} cells measured; circuits without any: {', '.join(empty) or 'none'}")
+    lines.append(f"{len(table)} of {n_cells} cells measured; circuits without any: {', '.join(empty) or 'none'}")
     return lines
 
 

@@ -49,14 +49,16 @@ circuit_option = click.option(
 def show(pattern: str, directory: Path, out: Output) -> None:
     """Show the measured cells, and how many are missing."""
     from autoqec.board.circuits import load_circuits
-    from autoqec.board.decoders import load_decoders
+    from autoqec.board.decoders import fits, load_decoders
     from autoqec.board.export import to_row
     from autoqec.board.summary import table_lines
 
     board = BoardLayout(directory)
     circuits = _matching(load_circuits(board), pattern, "circuit")
     table = _table(board, circuits)
-    for line in table_lines(circuits, table, len(load_decoders(board))):
+    decoders = load_decoders(board).values()
+    n_cells = sum(fits(decoder, circuit) for circuit in circuits.values() for decoder in decoders)
+    for line in table_lines(circuits, table, n_cells):
         out.say(line)
     for cell in table:
         out.emit(to_row(cell))

@@ -156,6 +156,17 @@ def test_failure_after_some_blocks_keeps_their_counts() -> None:
     assert export.to_row(cell)["timeouts"] == 1 and export.to_row(cell)["decoder_failures"] == 0
 
 
+def test_timeout_gives_way_to_a_later_success_and_stays_counted() -> None:
+    none: dict[str, Any] = {"first_block": 2, "failures": (), "fixed": (), "broken": (), "message": "no answer"}
+    later = measurement(first_block=2)
+    (cell,) = cells([measurement(), measurement(**none, status="timeout"), later])
+    assert (cell.state, cell.message, export.to_row(cell)["timeouts"]) == ("measured", None, 1)
+    (cell,) = cells([later, measurement(**none, status="timeout")])
+    assert (cell.state, cell.message) == ("timeout", "no answer")
+    (cell,) = cells([measurement(), measurement(**none, status="inconsistent"), later])
+    assert cell.state == "inconsistent", "another success does not undo changed answers"
+
+
 @pytest.mark.parametrize("change", [{"fixed": (4,)}, {"broken": None}, {"failures": (10, 1001)}])
 def test_counts_that_contradict_each_other_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="differ in length|lies outside"):

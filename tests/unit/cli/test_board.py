@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.board.decoders import BUILTIN
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from tests.support.shown import check_error
@@ -57,6 +58,11 @@ def test_every_format_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[
     capsys.readouterr()
     assert call("export", "--format", "json") == 0
     assert {row["circuit"] for row in json.loads(capsys.readouterr().out)} >= {CIRCUIT}
+
+
+def test_cells_that_no_decoder_could_fill_are_not_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("show", "--circuit", "bb72_depol_p0.002") == 0
+    assert f"of {len(BUILTIN)} cells measured" in capsys.readouterr().out, "no model in the package decodes bb72"
 
 
 def test_registry_formats_are_exported_for_selected_circuits(capsys: pytest.CaptureFixture[str]) -> None:
