@@ -13,7 +13,11 @@ from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import RunInterruptedError
 from autoqec.launch.options import RunOptions
+from autoqec.launch.role_options import LLM_LIMITS
 from autoqec.launch.session import run_session
+from autoqec.llm.config import round_timeout_s
+from autoqec.llm.prices import price_list
+from autoqec.llm.scripted import PREFIX as SCRIPTED
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.reporting import run_report
@@ -52,9 +56,38 @@ def show_plan(run_options: RunOptions, out: Output) -> None:
 
 
 def _price(model: ModelSettings) -> str:
-    if model.price is None:
-        return ""
-    return f", ${model.price['input']:g} in and ${model.price['output']:g} out per million tokens"
+    """Return the price of a model: the user's, that of the dated price list, or that none is known."""
+    if model.model is not None and model.model.startswith(SCRIPTED):
+        return ", free"
+    known = price_list()
+    listed = None if model.price or model.model is None else known.models.get(model.model)
+    price = model.price or (listed.model_dump(exclude_none=True) if listed else None)
+    if price is None:
+        return ", price not known"
+    source = "as given" if model.price else f"as of {known.as_of}"
+    return f", ${price['input']:g} in and ${price['output']:g} out per million tokens ({source})"
+
+
+def _model_lines(run_options: RunOptions) -> Iterator[str]:
+    """Describe each role's model with price and time limit, and what is sent to them."""
+    settings, choice = run_options.settings, run_options.choice
+    for role, model in settings.models.items():
+        effort = "" if model.effort is None else f", effort {model.effort}"
+        endpoint = "" if model.base_url is None else f" at {plain(model.base_url, 200)}"
+        limit = f", at most {choice.config(role).timeout_s:g} s per call"
+        name = model.model or "default model"
+        yield f"{role:<9} {name} through {model.backend}{endpoint}{effort}{_price(model)}{limit}"
+    if not settings.models:
+        return
+    sent = ["the env", "configs, figures, losses and summaries of the rounds", "cores, memory and GPU of this machine"]
+    sent += ["the editable modules"] if "coder" in settings.models and settings.open_modules else []
+    sent += ["what its tools read: rounds, code of rounds, notes"] if "ideator" in settings.models else []
+    sent += [f"notes of earlier runs from {settings.memory}"] if settings.memory else []
+    text = f"{'; '.join(sent)}; never the secret or shots of the verification"
+    yield f"sent      {'nothing: the answers come from the cassette' if settings.cassette else text}"
+    yield f"limit     calls of a round take at most {round_timeout_s():g} s"
+    if not settings.budget.keys() & set(LLM_LIMITS):
+        yield "limit     none in dollars or tokens; --budget usd=DOLLARS or tokens=COUNT sets one"
 
 
 def _check_new_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
@@ -100,9 +133,7 @@ def _plan_lines(run_options: RunOptions) -> Iterator[str]:
     if run_options.cluster is not None:
         options = ", ".join(f"{key}={value}" for key, value in run_options.cluster.items())
         yield f"job       {options}; one per round"
-    for role, model in run_options.settings.models.items():
-        effort = "" if model.effort is None else f", effort {model.effort}"
-        yield f"{role:<9} {model.model or 'default model'} through {model.backend}{effort}{_price(model)}"
+    yield from _model_lines(run_options)
     if run_options.settings.budget:
         limits = ", ".join(f"{name} {value:g}" for name, value in run_options.settings.budget.items())
         yield f"budget    {limits}"

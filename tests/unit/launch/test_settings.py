@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from autoqec.cli.autoqec import run as run_cli_command
 from autoqec.errors import UsageError
 from autoqec.launch.options import RunOptions, parse_run_options
+from autoqec.llm.prices import price_list
 from autoqec.orchestrator.run import Roles, search, start_run
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -155,6 +156,13 @@ def test_dry_run_shows_models_and_budget(in_workspace: Workspace) -> None:
     result = in_workspace.autoqec("run", "--resume", run_id, "--dry-run", ANTHROPIC_API_KEY="sk-ant-nothing")
     assert result.code == 0, result.err
     assert "claude-sonnet-5-5 through anthropic, effort high" in result.out and "usd 2" in result.out
+    price = price_list().models["claude-sonnet-5-5"]
+    assert f"${price.input:g} in and ${price.output:g} out per million tokens (as of 20" in result.out
+    assert "at most 600 s per call" in result.out and "calls of a round take at most 1800 s" in result.out
+    assert "sent      the env; configs, figures" in result.out and "never the secret" in result.out
+    assert "none in dollars" not in result.out
+    free = in_workspace.autoqec("run", "env.yaml", "--ideator", "llm", "--model", "scripted:expert", "--dry-run")
+    assert "scripted:expert through scripted, free" in free.out and "none in dollars or tokens" in free.out
 
 
 def test_a_price_makes_a_dollar_budget_possible_and_belongs_to_the_run(
