@@ -96,6 +96,9 @@ class AlphaSpent(Contract):
     round: int = Field(ge=1, description="number of the round")
     artifact_sha256: str = Field(pattern=SHA256, description="hash of the artifact under test")
     attempt_index: int = Field(ge=1, description="position of the test in the run's stream (e-LOND)")
+    report_version: ReportVersion | None = Field(
+        default=None, description="`schema_version` of the report to come; null in earlier versions"
+    )
     at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 

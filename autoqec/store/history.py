@@ -20,6 +20,7 @@ from autoqec.store.attempt_state import AttemptState, apply_lines
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import RunState, apply_rows
 
+ATTEMPTS_KEY = "attempts_sha256"  # of a row: hash of the last line of attempts.jsonl when the row was written
 Parsed = TypeVar("Parsed")
 State = TypeVar("State", RunState, AttemptState)
 
@@ -39,7 +40,7 @@ class History:
         Raises:
             ManualInterventionRequired: A line is damaged; names the line.
         """
-        return self._read(self.layout.history, lambda data, location: HistoryRow.read(data, location=location))
+        return self._read(self.layout.history, _parse_row)
 
     def attempts(self) -> list[AttemptLine]:
         """Return the lines of attempts.jsonl, oldest first, as `rows`."""
@@ -65,7 +66,19 @@ class History:
                 if attempt in closed:
                     raise ContractError(f"attempt {attempt} already has a row", location="history")
                 closed.add(attempt)
-        jsonl.append_all(self.layout.history, [row.dump() for row in rows], salvage=self.layout.salvage, chained=True)
+        anchor = {ATTEMPTS_KEY: jsonl.last_hash(self.layout.attempts)}
+        values = [row.dump() | anchor for row in rows]
+        jsonl.append_all(self.layout.history, values, salvage=self.layout.salvage, chained=True)
+
+    def row_without_its_attempts(self) -> int | None:
+        """Return the line of the first row for which attempts.jsonl lost the line that was its last one then.
+
+        The chain of attempts.jsonl shows a line that was changed or removed, but not that its end was cut off or
+        replaced. Rows of earlier versions do not have the hash.
+        """
+        anchors = [line.get(ATTEMPTS_KEY) for line in jsonl.read(self.layout.history)]
+        known = {None, jsonl.NO_LINE, *jsonl.line_hashes(self.layout.attempts)}  # read last: it may be growing
+        return next((number for number, anchor in enumerate(anchors, start=1) if anchor not in known), None)
 
     def append_attempt(self, line: AttemptLine) -> None:
         """Append a write-ahead line, durably."""
@@ -169,6 +182,11 @@ def _identity(path: Path) -> tuple[tuple[int, int] | None, int]:
     except OSError as error:
         raise StorageError(f"could not be read: {error.strerror}", location=str(path)) from error
     return (status.st_dev, status.st_ino), status.st_size
+
+
+def _parse_row(data: dict[str, Any], location: str) -> HistoryRow:
+    data.pop(ATTEMPTS_KEY, None)
+    return HistoryRow.read(data, location=location)
 
 
 def _parse_attempt_line(data: dict[str, Any], location: str) -> AttemptLine:

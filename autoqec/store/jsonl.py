@@ -18,8 +18,8 @@ from autoqec.store import atomic
 _BLOCK = 1 << 16
 CHAIN_KEY = "prev_sha256"
 LINE_KEY = "line_sha256"
-_GENESIS = "0" * 64
-_LINE_SUFFIX = f',"{LINE_KEY}":"{_GENESIS}"}}'
+NO_LINE = "0" * 64  # stands for the hash of a line before the first one
+_LINE_SUFFIX = f',"{LINE_KEY}":"{NO_LINE}"}}'
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Chain:
         begun: Whether a chained line was read; all later ones must then be chained. Files of version 1 start without.
     """
 
-    sha256: str = _GENESIS
+    sha256: str = NO_LINE
     begun: bool = False
 
     def follow(self, line: bytes, value: dict[str, Any], location: str) -> Chain:
@@ -130,6 +130,22 @@ def _whole_lines(path: Path, start: int, lines: int) -> tuple[list[tuple[bytes, 
     return [(line, f"{path}:{number}") for number, line in numbered], start + len(complete)
 
 
+def line_hashes(path: Path | str) -> list[str]:
+    """Return the SHA-256 of every complete line, without its newline; [] if the file does not exist."""
+    return [hashlib.sha256(line).hexdigest() for line, _ in _whole_lines(Path(path), 0, 0)[0]]
+
+
+def last_hash(path: Path | str) -> str:
+    """Return the SHA-256 of the last complete line, which is durable; zeros if there is none."""
+    path = Path(path)
+    if not path.exists():
+        return NO_LINE
+    with atomic.storage_errors(path), path.open("rb") as stream:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_SH)  # a line that is being appended may not survive a power failure
+        size = os.fstat(stream.fileno()).st_size
+        return _last_sha256(stream.fileno(), size - len(_torn_tail(_last_lines(stream.fileno(), size))))
+
+
 def is_torn(path: Path | str) -> bool:
     """Return whether the last line is incomplete."""
     path = Path(path)
@@ -180,7 +196,7 @@ def _chained(lines: list[bytes], previous: str) -> list[bytes]:
     chained = []
     for line in lines:
         content = line[:-1] + f',"{CHAIN_KEY}":"{previous}"'.encode()
-        suffix = _LINE_SUFFIX.replace(_GENESIS, hashlib.sha256(content).hexdigest())
+        suffix = _LINE_SUFFIX.replace(NO_LINE, hashlib.sha256(content).hexdigest())
         chained.append(content + suffix.encode())
         previous = hashlib.sha256(chained[-1]).hexdigest()
     return chained
@@ -189,7 +205,7 @@ def _chained(lines: list[bytes], previous: str) -> list[bytes]:
 def _last_sha256(fd: int, size: int) -> str:
     """Return the SHA-256 of the last line of a file that ends in a newline; zeros for an empty file."""
     data = _last_lines(fd, size).removesuffix(b"\n")
-    return hashlib.sha256(data[data.rfind(b"\n") + 1 :]).hexdigest() if size else _GENESIS
+    return hashlib.sha256(data[data.rfind(b"\n") + 1 :]).hexdigest() if size else NO_LINE
 
 
 def _last_lines(fd: int, size: int) -> bytes:

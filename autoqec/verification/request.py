@@ -41,6 +41,7 @@ class VerifyRequest:
         shots: Directory of archived shots; a replay reads from it the chunks that this machine samples differently.
         shot_cache: The replay's own; None otherwise.
         rules: Version of the test and decision rules: the report's `schema_version`.
+        recorded_rules: The version that the run's files record; a report of any other is refused. None: not recorded.
     """
 
     env_text: str
@@ -65,6 +66,7 @@ class VerifyRequest:
     shots: Path | None = None
     shot_cache: ShotCache | None = None
     rules: ReportVersion = REPORT_VERSION
+    recorded_rules: ReportVersion | None = None
 
     @property
     def branch_modules(self) -> Path | None:

@@ -100,7 +100,7 @@ def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEv
         request: As on record, with the round's place in the stream of attempts; the report's is not trusted.
 
     Raises:
-        ContractError: The report is of another commit or env than the request's; names both hashes.
+        ContractError: The report is of another commit, env or format version than the request's; names both.
     """
     _check_same_subject(saved_report, request)
     shot_cache = ShotCache(request.shots, expected_digests=report_chunk_digests(saved_report))
@@ -110,13 +110,15 @@ def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEv
 
 
 def _check_same_subject(saved_report: VerifyReport, request: VerifyRequest) -> None:
+    version, expected = saved_report.schema_version, request.recorded_rules
     for message, recorded, current, hint in (
+        ("format version", f"{version}", expected and f"{expected}", "restore the round's verification_report.json"),
         ("commit", saved_report.commit_sha, request.commit_sha, "restore the round's own verification_report.json"),
         ("env", saved_report.env_yaml_sha256, request.env_sha256, "restore the run's env.yaml"),
     ):
         if None not in (recorded, current) and recorded != current:
             raise ContractError(
-                f"the report is about {message} {recorded}, this is {message} {current}",
+                f"the report is of {message} {recorded}, the recorded verification of {message} {current}",
                 location=str(request.round.report_json),
                 hint=hint,
             )

@@ -22,12 +22,14 @@ from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.orchestrator.verify_round import verify_or_replay
 from autoqec.store import jsonl
+from autoqec.store.history import ATTEMPTS_KEY
 from autoqec.store.layout import RunLayout, partial_run_id
 from autoqec.system.git import Repo
 from benchmarks import rounds as bench
 from tests.crash import canned
 from tests.crash.invariants import Before, git, refs
 from tests.crash.starts import ENV, recover_and_check
+from tests.support import rounds
 
 
 @pytest.fixture(autouse=True)
@@ -288,7 +290,7 @@ def test_lost_secret_is_reported_as_lost(layout: RunLayout, remainder: str) -> N
 def unchained(path: Path) -> list[dict[str, object]]:
     """Rewrite the lines of a file without hashes, as version 1 wrote them."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    keys = (jsonl.CHAIN_KEY, jsonl.LINE_KEY)
+    keys = (jsonl.CHAIN_KEY, jsonl.LINE_KEY, ATTEMPTS_KEY)
     return [{key: value for key, value in line.items() if key not in keys} for line in lines]
 
 
@@ -298,6 +300,20 @@ def test_lost_attempt_lines_pause(layout: RunLayout, keep: Callable[[dict[str, o
     layout.attempts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ManualInterventionRequired, match=r"attempts\.jsonl"):
         resume(layout, 2)
+
+
+def test_cut_attempts_of_an_aborted_round_pause(layout: RunLayout) -> None:
+    """Its row has no verdict, so nothing else names the test that it registered."""
+    memory, repo = RunMemory(layout.root), Repo.discover(layout.repo_root)
+    memory.history.append_attempt(rounds.begun(2))
+    whole = layout.attempts.read_bytes()
+    memory.history.append_attempt(rounds.charged(2).model_copy(update={"attempt_index": memory.next_test_index()}))
+    layout.round(2).dir.mkdir()
+    reconcile(layout, repo)
+    assert reconcile(layout, repo) == [] and memory.next_test_index() == 3
+    layout.attempts.write_bytes(whole)
+    with pytest.raises(ManualInterventionRequired, match=r"history\.jsonl:2: round 2: the last line that .*is gone"):
+        resume(layout, 3)
 
 
 EDITS = (

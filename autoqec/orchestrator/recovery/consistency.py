@@ -37,6 +37,7 @@ def find_contradictions(state: RunInspection, recorded: list[RoundState]) -> Ite
     yield from _shared_identity(state, recorded, lines)
     yield from _lost_attempts(state, recorded, lines)
     yield from _lost_tests(state)
+    yield from _lost_end(state)
     for round_state in recorded:
         problem = _row_problem(state, round_state)
         if problem is not None:
@@ -111,6 +112,14 @@ def _lost_tests(state: RunInspection) -> Iterator[RecoveryAction]:
             continue
         yield RecoveryAction("pause", message, hint=hint)
         return
+
+
+def _lost_end(state: RunInspection) -> Iterator[RecoveryAction]:
+    """Yield a pause if the end of attempts.jsonl was cut off or replaced: it may have registered tests."""
+    line = state.row_without_its_attempts
+    if line is not None:
+        row, attempts = state.rows[line - 1], state.layout.attempts
+        yield _pause(state, row, line, f"the last line that {attempts} had when this row was written is gone")
 
 
 def _row_problem(state: RunInspection, round_state: RoundState) -> str | None:

@@ -94,6 +94,7 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
         leftovers=tuple(_leftover_files(layout, open_attempts)),
         torn=tuple(path for path in (layout.attempts, layout.history) if jsonl.is_torn(path)),
         views_stale=bool(memory.stale_views()),
+        row_without_its_attempts=memory.history.row_without_its_attempts(),
     )
 
 

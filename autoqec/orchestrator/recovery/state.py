@@ -73,6 +73,7 @@ class RunInspection:
         leftovers: Files and directories that a dead process left.
         torn: Files that end in an incomplete line.
         views_stale: Whether a view is missing or differs from the history.
+        row_without_its_attempts: Line of the first row for which attempts.jsonl lost its then last line; None: no row.
     """
 
     layout: RunLayout
@@ -94,6 +95,7 @@ class RunInspection:
     leftovers: tuple[Path, ...] = ()
     torn: tuple[Path, ...] = ()
     views_stale: bool = True
+    row_without_its_attempts: int | None = None
 
 
 @dataclass(frozen=True)

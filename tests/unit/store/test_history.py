@@ -225,6 +225,41 @@ def test_file_of_an_earlier_version_loads_and_is_chained_from_then_on(history: H
         History(history.layout).rows()
 
 
+@pytest.mark.parametrize("end", ["cut", "replaced", "empty", "missing"])
+def test_row_shows_that_the_end_of_the_attempts_is_gone(history: History, end: str) -> None:
+    """Lines of rounds without a row of their own; the chain of what is left is intact."""
+    begun = [Begun(round_attempt_id=f"id-{number}", round=number) for number in (1, 2, 3, 4)]
+    history.append_row(row(1))
+    history.append_attempt(begun[0])
+    history.append_attempt(begun[1])
+    history.append_row(row(2))
+    history.append_attempt(begun[2])
+    with history.layout.attempts.open("ab") as stream:
+        stream.write(b'{"torn')
+    history.append_rows([row(3), row(4)])
+    assert history.row_without_its_attempts() is None
+    history.append_attempt(begun[3])
+    assert history.row_without_its_attempts() is None
+    path, lines = history.layout.attempts, stored(history.layout.attempts)
+    path.write_bytes(b"" if end == "empty" else b"".join(lines[:2]))
+    if end == "missing":
+        path.unlink()
+    if end == "replaced":
+        history.append_attempt(begun[3])
+    assert len(History(history.layout).attempts()) == {"cut": 2, "replaced": 3}.get(end, 0)
+    assert history.row_without_its_attempts() == (3 if end in ("cut", "replaced") else 2)
+    assert History(history.layout).rows()[0] == row(1), "the hash is no field of the row"
+
+
+def test_rows_of_an_earlier_version_name_no_attempts(history: History) -> None:
+    history.append_attempt(Begun(round_attempt_id="id-1", round=1))
+    history.layout.history.write_text(json.dumps(row(1).dump()) + "\n", encoding="utf-8")
+    history.append_row(row(2))
+    assert history.row_without_its_attempts() is None
+    history.layout.attempts.unlink()
+    assert history.row_without_its_attempts() == 2
+
+
 def test_chain_continues_after_a_torn_line(history: History) -> None:
     history.append_row(row(1))
     with history.layout.history.open("ab") as stream:

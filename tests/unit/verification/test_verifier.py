@@ -260,6 +260,13 @@ def test_replay_follows_the_rules_of_the_report_s_version(honest: Verified) -> N
     assert honest.request.min_relative_gain == 0.02
 
 
+def test_report_of_another_version_than_recorded_is_refused(honest: Verified) -> None:
+    """Under the weaker rules of version 2 a guard could pass that tripped."""
+    edited = honest.report.model_copy(update={"schema_version": 2})
+    with pytest.raises(ContractError, match="report is of format version 2, the recorded verification of .* version 3"):
+        replay(edited, replace(honest.request, recorded_rules=3))
+
+
 def test_other_artifact_or_secret_is_refused(honest: Verified, tmp_path: Path) -> None:
     changed = tmp_path / "other.pt"
     changed.write_bytes(honest.request.checkpoint.read_bytes() + b"\0")

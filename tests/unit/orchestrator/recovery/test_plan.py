@@ -269,6 +269,12 @@ def test_lost_or_renumbered_tests_pause(tests: list[tuple[int, int]], problem: s
     assert problem is None or re.search(problem, actions[0].why), actions[0].why
 
 
+def test_cut_end_of_the_attempts_pauses() -> None:
+    (action,) = plan_recovery(state(*VERIFIED, **recorded(1), row_without_its_attempts=1))
+    assert action.kind == "pause" and "attempts.jsonl" in str(action.hint)
+    assert action.why.startswith(f"{LAYOUT.history}:1: round 1: the last line that {LAYOUT.attempts} had")
+
+
 def test_verified_row_without_its_report_pauses() -> None:
     assert kinds(plan_recovery(state(*VERIFIED, **recorded(1) | {"reports": {"attempt-1": None}}))) == ["pause"]
     rejected = recorded(1, verify_verdict="FAILED") | {"reports": {"attempt-1": None}}
