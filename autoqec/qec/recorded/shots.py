@@ -122,12 +122,12 @@ class RecordedShots:
         path = self.directory / name
         shot_format = shotfiles.guess_format(path)
         if shot_format == "b8":
-            return read_mapped(path, n_bits, kind)
+            return read_chunks(path, n_bits, kind)
         return shotfiles.read(path, shot_format, n_bits, CHUNK, kind)
 
 
-def read_mapped(path: Path, n_bits: int, kind: str) -> Iterator[np.ndarray]:
-    """Read a b8 file through a memory map.
+def read_chunks(path: Path, n_bits: int, kind: str) -> Iterator[np.ndarray]:
+    """Read a b8 file chunk by chunk. A memory map would keep all pages that were read in the resident memory.
 
     Yields:
         uint8 [<= CHUNK, ceil(n_bits / 8)], bit-packed.
@@ -141,13 +141,11 @@ def read_mapped(path: Path, n_bits: int, kind: str) -> Iterator[np.ndarray]:
     size = path.stat().st_size
     if size % width:
         raise shotfiles.format_error(path, "b8", n_bits, f"{size} bytes are not a multiple of {width} (shots)", kind)
-    if not size:
-        return
-    mapped = np.memmap(path, np.uint8, "r", shape=(size // width, width))
-    for start in range(0, len(mapped), CHUNK):
-        part = np.array(mapped[start : start + CHUNK])
-        shotfiles.check_padding_bits(part, n_bits, path, kind)
-        yield part
+    with path.open("rb") as stream:
+        while (content := np.fromfile(stream, np.uint8, CHUNK * width)).size:
+            part = content[: content.size // width * width].reshape(-1, width)
+            shotfiles.check_padding_bits(part, n_bits, path, kind)
+            yield part
 
 
 def _aligned(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import yaml
 
 from autoqec.errors import UsageError
 from autoqec.qec.recorded import shots as shots_module
-from autoqec.qec.recorded.shots import RecordedShots
+from autoqec.qec.recorded.shots import RecordedShots, read_chunks
 from autoqec.qec.sampling import Shots, sample
 from tests.support.envs import problem
 from tests.support.recorded import google_directory, plain_directory, unpacked, write_shots
@@ -39,6 +41,20 @@ def test_chunks_are_aligned_and_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     parts = list(recorded.chunks(recorded.layout.blocks[0]))
     assert [len(part) for part in parts] == [256, 256, 256, 232]
     assert all(len(part.observables) == len(part.detection_events) for part in parts)
+
+
+def test_a_large_file_is_read_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "events.b8"
+    with path.open("wb") as stream:
+        stream.truncate(10**10)  # a sparse file
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, hard))
+    try:
+        parts = itertools.islice(read_chunks(path, 8000, "detectors"), 30)
+        assert sum(len(part) for part in parts) == 30 * shots_module.CHUNK  # 492 MB
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_layout_of_google_is_recognized(tmp_path: Path) -> None:
