@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import autoqec.api
+from autoqec.llm.prices import price_list
 from docs import generate, structure
 
 
@@ -108,3 +109,13 @@ def test_site_builds_without_warnings(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     reference = (tmp_path / "reference/api/index.html").read_text(encoding="utf-8")
     assert all(f'id="autoqec.api.{name}"' in reference for name in autoqec.api.__all__)
+
+
+def test_models_named_in_examples_have_a_price() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "cli" / "assistant").rglob("*.md")]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"--model[ =]((?:claude|gpt|gemini)-\w[\w.-]*\w)", page.read_text("utf-8"))
+    }
+    assert named and named <= set(price_list().models)
