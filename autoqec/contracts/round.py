@@ -29,6 +29,7 @@ FailureCause = Literal[
     "module code",
     "does not fit",
     "cost limit",
+    "too slow",
     "not finite",
     "out of memory",
     "time limit",

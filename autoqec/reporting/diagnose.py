@@ -129,7 +129,7 @@ def _diagnose_failed(
         return diagnosis(cause, "; ".join(problems) or "propose a config that is valid", layout.config)
     if cause == "not finite":
         return diagnosis(cause, f"use a smaller learning rate for {_phase(layout)}", layout.train_log, layout.config)
-    logs = () if cause in ("cost limit", "out of memory", "module code", "does not fit") else (layout.train_log,)
+    logs = () if cause in _BEFORE_TRAINING else (layout.train_log,)
     return diagnosis(cause, _ADVICE[cause], *(() if cause == "crash" else (layout.config,)), *logs)
 
 
@@ -156,8 +156,11 @@ _LIMITS_OF_VERSION_1: dict[str, FailureCause] = {
     "disk": "disk limit",
     "processes": "process limit",
 }
+_BEFORE_TRAINING = ("cost limit", "too slow", "out of memory", "module code", "does not fit")
 _ADVICE: dict[FailureCause, str] = {
     "cost limit": "use a smaller network, or raise the limit in the env's `constraints`",
+    "too slow": "let fewer shots reach the network with a lower `gate`, then use a smaller network; or raise "
+    "`constraints.max_time_ratio` of the env",
     "out of memory": "use smaller batches, then a smaller network",
     "time limit": "use a smaller network or larger batches; on a busy machine a normal round may exceed the limit, too",
     "disk limit": "the editable modules write too much data",

@@ -25,6 +25,13 @@ def predict_cost(env_yaml: str, dsl: PredecoderDSL) -> dict[str, int]:
     return {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}
 
 
+def can_have_gate(env_yaml: str) -> bool:
+    """Return whether a config for this env can have a gate."""
+    from autoqec.decoders.gating import has_gap
+
+    return has_gap(_problem(env_yaml))
+
+
 def _problem(env_yaml: str) -> Any:
     from autoqec.qec.problem import Problem
     from autoqec.store.files import parse_env

@@ -20,6 +20,8 @@ Config = dict[str, Any]
 SHRINK_FACTORS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
 LEARNING_RATE_FACTOR = 1 / 3  # of a learning rate at which the loss diverged
 MIN_BATCH_SIZE = 64
+FIRST_GATE = 5.0  # nats; keeps nearly all of the gain (docs/results/gated-decoding.md)
+MIN_USEFUL_GATE = 1.0  # nats; below it the network decodes too few shots to help
 
 
 def suggest_config(
@@ -73,20 +75,27 @@ def _candidates(cause: str, config: Config, phase: str, env_yaml: str | None) ->
         rate = float(training.get(key, default))
         yield _with_value(config, "training", key, float(f"{rate * LEARNING_RATE_FACTOR:.2g}"))
     elif cause == "out of memory":
-        batch = int(training.get("batch_size", 512))
-        if batch > MIN_BATCH_SIZE:
-            yield _with_value(config, "training", "batch_size", max(MIN_BATCH_SIZE, batch // 2))
+        yield from _smaller_batches(config)
         yield from _smaller(config)
     elif cause == "time limit":
         yield from _smaller(config, start=0.5)
     elif cause == "cost limit":
         yield from (smaller for smaller in _smaller(config) if _within_limits(smaller, env_yaml))
+    elif cause == "too slow":
+        yield from _fewer_shots(config, env_yaml)
+        yield from _smaller(config, start=0.5)
     elif cause == "does not fit" and training.get("init") == "parent":
         yield _with_value(config, "training", "init", "fresh")
     elif cause == "does harm":
         yield from _less_harmful(config)
     elif cause == "no effect" and can_start_finetuning(config):
         yield _with_value(config, "training", "finetune_share", 1.0)
+
+
+def _smaller_batches(config: Config) -> Iterator[Config]:
+    batch = int((config.get("training") or {}).get("batch_size", 512))
+    if batch > MIN_BATCH_SIZE:
+        yield _with_value(config, "training", "batch_size", max(MIN_BATCH_SIZE, batch // 2))
 
 
 def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
@@ -106,6 +115,27 @@ def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
     if depth_key and depth > 1:
         narrowest = _with_value(config, family, size_key, max(1, math.floor(width * SHRINK_FACTORS[-1])))
         yield _with_value(narrowest, family, depth_key, 1)
+
+
+def _fewer_shots(config: Config, env_yaml: str | None) -> Iterator[Config]:
+    """Let fewer shots reach the network: with a gate, or with half of the gate that there is."""
+    gate = config.get("gate")
+    if gate is None and _can_have_gate(env_yaml):
+        yield {**config, "gate": FIRST_GATE}
+    elif isinstance(gate, dict):
+        yield {**config, "gate": {**gate, "share": gate["share"] / 2}}
+    elif gate is not None and gate / 2 >= MIN_USEFUL_GATE:
+        yield {**config, "gate": gate / 2}
+
+
+def _can_have_gate(env_yaml: str | None) -> bool:
+    """Return whether the env's problem has a complementary gap; without an env it is not known."""
+    if env_yaml is None:
+        return False
+    try:
+        return predict_cost.can_have_gate(env_yaml)
+    except (AutoqecError, ValueError):
+        return False
 
 
 def _less_harmful(config: Config) -> Iterator[Config]:

@@ -112,10 +112,10 @@ class RoundTask:
         ratio = predict_time_ratio(self.model, self.problem)
         if ratio > TIME_MARGIN * limit:
             message = (
-                f"before training, decoding takes about {ratio:.3g} x the CPU time of correlated matching, exceeding "
-                f"{TIME_MARGIN:g} x the env's limit max_time_ratio = {limit:g}"
+                f"before training, decoding takes about {ratio:.3g} x the CPU time of correlated matching: "
+                f"{ratio / limit:.3g} times the env's limit max_time_ratio = {limit:g}, at most {TIME_MARGIN:g} times"
             )
-            raise RoundError("compile_error", message, cause="cost limit")
+            raise RoundError("compile_error", message, cause="too slow")
 
     def run_training(self) -> None:
         """Train and save the checkpoint."""

@@ -110,6 +110,30 @@ def test_out_of_memory_at_the_smallest_batch_shrinks_the_network(round_directory
     assert found.change == {"mlp.hidden": [256, 192]}
 
 
+@pytest.mark.parametrize(
+    ("gate", "key", "change"),
+    [
+        (None, "gate", [None, 5.0]),
+        (4.0, "gate", [4.0, 2.0]),
+        ({"share": 0.1}, "gate.share", [0.1, 0.05]),
+        (1.5, "mlp.hidden", [256, 128]),
+    ],
+)
+def test_a_slow_candidate_gets_a_lower_gate_before_a_smaller_network(
+    round_directory: Left, env: str, gate: Any, key: str, change: list[Any]
+) -> None:
+    config = parse_dsl({"type": "mlp", "mlp": {}, "gate": gate}).config()
+    failed = {"status": "compile_error", "status_reason": "takes 3 times the limit", "failure_cause": "too slow"}
+    found = diagnose_round(round_directory(config, **failed), env)
+    assert found.change == {key: change} and "`gate`" in found.advice and "3 times" in found.what
+
+
+def test_no_gate_is_suggested_without_an_env(round_directory: Left) -> None:
+    failed = {"status": "compile_error", "status_reason": "slow", "failure_cause": "too slow"}
+    found = diagnose_round(round_directory(MLP, **failed))
+    assert found.change is not None and set(found.change) == {"mlp.hidden"}
+
+
 @pytest.mark.parametrize("cause", get_args(FailureCause))
 def test_a_recorded_cause_is_not_read_from_the_text(round_directory: Left, cause: str) -> None:
     """The text is for people and may change; only files of version 1 have nothing else."""

@@ -281,8 +281,10 @@ def test_network_far_slower_than_the_env_allows_fails_before_training(env_text: 
     limits = {"max_params": 200_000, "max_time_ratio": 1e-3}
     env = files.dump_config(files.load_yaml(env_text, location="") | {"constraints": limits})
     metrics = run_failing_round(env, tmp_path, {"type": "mlp", "mlp": {"hidden": 16}})
-    assert metrics.failure_cause == "cost limit" and metrics.status == "compile_error"
-    assert "max_time_ratio = 0.001" in (metrics.status_reason or "") and metrics.train_steps is None
+    assert metrics.failure_cause == "too slow" and metrics.status == "compile_error" and metrics.train_steps is None
+    reason = metrics.status_reason or ""
+    found = re.search(r"about (\S+) x the CPU time .*: (\S+) times the env's limit max_time_ratio = 0.001", reason)
+    assert found is not None and float(found[2]) == pytest.approx(1000 * float(found[1]), rel=0.01)
 
 
 @pytest.mark.parametrize(
