@@ -91,11 +91,16 @@ def read_manifest(path: Path) -> RecordedManifest:
 
 
 def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str) -> None:
-    """Compare the files with their hashes in the manifest; `hint` tells the user what to do.
+    """Compare the files with the manifest: first all sizes, then all hashes; `hint` tells the user what to do.
 
     Raises:
         UsageError: A file differs.
     """
+    for file in manifest.files:  # at once, while hashing large files takes minutes
+        path = recorded.directory / file.path
+        if path.is_file() and (size := path.stat().st_size) != file.bytes:
+            message = f"is not the file of the manifest: {size} bytes, not {file.bytes}"
+            raise UsageError(message, location=str(path), hint=hint)
     stored = {file.path: file.sha256 for file in manifest.files}
     for file in recorded.files():
         if stored.get(file.path) != file.sha256:

@@ -142,3 +142,13 @@ def test_sealed_shots_are_not_diagnosed_before_a_run(tmp_path: Path) -> None:
     env, _ = load_env(write_recorded_env(tmp_path))
     with pytest.raises(UsageError, match="do not fit their model"):
         preflight(env, directory)
+
+
+def test_sizes_are_compared_before_any_file_is_hashed(tmp_path: Path) -> None:
+    env_file = recorded_env(tmp_path)
+    first, last = tmp_path / "data" / "events0.b8", tmp_path / "data" / "flips1.01"
+    first.write_bytes(bytes(first.stat().st_size))
+    last.write_bytes(last.read_bytes()[:-2])
+    with pytest.raises(UsageError, match="6998 bytes, not 7000") as caught:
+        preflight(load_env(env_file)[0], tmp_path / "data")
+    assert caught.value.location == str(last)
