@@ -188,25 +188,36 @@ def _solve_interval(
     """Return where a decreasing score crosses +z (low end) and -z (high end) within [floor, ceiling]."""
     edge = 1e-15
     low, high = floor, ceiling
-    if estimate > floor and score(floor + edge) > z:
-        low = _root(lambda x: score(x) - z, floor + edge, estimate)
-    if estimate < ceiling and score(ceiling - edge) < -z:
-        high = _root(lambda x: score(x) + z, estimate, ceiling - edge)
+    middle = score(estimate)
+    if estimate > floor and (end := score(floor + edge)) > z:
+        low = _root(score, z, floor + edge, estimate, end, middle)
+    if estimate < ceiling and (end := score(ceiling - edge)) < -z:
+        high = _root(score, -z, estimate, ceiling - edge, middle, end)
     return low, high
 
 
-def _root(function: Callable[[float], float], a: float, b: float) -> float:
-    """Return the root of a function that changes sign in [a, b] (Chandrupatla, Adv. Eng. Softw. 28, 145, 1997).
+def _root(
+    function: Callable[[float], float], level: float, a: float, b: float, value_a: float, value_b: float
+) -> float:
+    """Return where a function crosses `level` in [a, b] (Chandrupatla, Adv. Eng. Softw. 28, 145, 1997).
 
     Inverse quadratic interpolation through the last three points where they are monotonic enough, else bisection.
     After `MAX_INTERPOLATIONS` steps bisection alone, since near a flat root interpolation can make no progress.
+
+    Args:
+        function: The function.
+        level: A value between `value_a` and `value_b`.
+        a: One end of the interval.
+        b: The other end.
+        value_a: The function at `a`.
+        value_b: The function at `b`.
     """
-    value_a, value_b, step = function(a), function(b), 0.5
+    value_a, value_b, step = value_a - level, value_b - level, 0.5
     if value_a == 0 or value_b == 0:
         return a if value_a == 0 else b
     for iteration in itertools.count():
         x = a + step * (b - a)
-        value = function(x)
+        value = function(x) - level
         if (value > 0) == (value_a > 0):
             c, value_c = a, value_a
         else:

@@ -147,7 +147,7 @@ def test_root_agrees_with_scipy(root: float, slope: float, share: float, power: 
         return math.atan(slope * (root - x)) ** power
 
     low, high = -1.0 - share, 1.0 + share**2
-    found = stats._root(function, low, high)
+    found = stats._root(function, 0.0, low, high, function(low), function(high))
     calls = -1000
     expected = root if power > 1 else float(optimize.brentq(function, low, high, xtol=1e-13))
     assert found == pytest.approx(expected, abs=1e-11 if power == 1 else 1e-2)
