@@ -35,8 +35,9 @@ WARMUP_CPU_S = 1.0  # allowed once on top, for first calls
 # Import of the editable modules, loading and counting take well under a second for the built-in nets.
 MAX_STARTUP_CPU_S, STARTUP_GFLOPS = 3.0, 1.0
 # Memory of a forward pass of 1,024 shots, beyond weights and activations that the count accounts for; by version of the
-# rules. MLPs grow by 6 to 15 MB; message passing by more, at most 0.6 KB per FLOP.
+# rules. MLPs grow by 6 to 15 MB; message passing by more, at most 0.65 KB per FLOP (neural BP; other types 0.1).
 BASE_MEMORY_BYTES, EARLIER_BASE_MEMORY_BYTES, MEMORY_BYTES_PER_PARAM = 64 * 2**20, 256 * 2**20, 16
+MEMORY_BYTES_PER_FLOP, EARLIER_MEMORY_BYTES_PER_FLOP = 1536, 4 * BATCH
 
 
 def seed_bands(env: EnvSpec, seeds: list[int]) -> Guard:
@@ -254,7 +255,8 @@ def _resource_violations(
     if counted.startup_cpu_s is not None and counted.startup_cpu_s > startup_s:
         yield f"start-up took {counted.startup_cpu_s:.1f} CPU seconds, at most {startup_s:.1f}"
     base_bytes = BASE_MEMORY_BYTES if rules >= 3 else EARLIER_BASE_MEMORY_BYTES
-    memory_mb = (base_bytes + MEMORY_BYTES_PER_PARAM * params + 4 * BATCH * flops) / 1e6
+    flop_bytes = MEMORY_BYTES_PER_FLOP if rules >= 3 else EARLIER_MEMORY_BYTES_PER_FLOP
+    memory_mb = (base_bytes + MEMORY_BYTES_PER_PARAM * params + flop_bytes * flops) / 1e6
     if counted.memory_growth_mb is not None and counted.memory_growth_mb > memory_mb:
         yield f"memory grew by {counted.memory_growth_mb:.0f} MB, at most {memory_mb:.0f} for {params} parameters"
 

@@ -194,6 +194,9 @@ def test_excess_cost_trips(counted: Cost | None, passed: bool) -> None:
     assert guards.cost(counted, env, stored_bytes=4_000, code_bytes=4_000, shots=50_000).passed is passed
 
 
+NEURAL_BP = {"flops_per_syndrome": 425_695, "claimed_flops_per_syndrome": 425_695}
+
+
 @pytest.mark.parametrize(
     ("changed", "more", "passed"),
     [
@@ -202,6 +205,9 @@ def test_excess_cost_trips(counted: Cost | None, passed: bool) -> None:
         ({"startup_cpu_s": 4.5, "candidate_us_per_shot": 80.0}, {"repeated_shots": 20_000}, True),
         ({"startup_cpu_s": 3.9}, {"rules": 2}, False),
         ({"memory_growth_mb": 250.0}, {"rules": 2}, True),
+        ({"memory_growth_mb": 280.0, **NEURAL_BP}, {}, True),  # measured: 273 MB
+        ({"memory_growth_mb": 1_000.0, **NEURAL_BP}, {}, False),  # weights hidden in an array of a large network
+        ({"memory_growth_mb": 1_000.0, **NEURAL_BP}, {"rules": 2}, True),
     ],
 )
 def test_resources_of_the_second_process_and_of_earlier_versions(
