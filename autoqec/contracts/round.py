@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,6 @@ RoundStatus = Literal[
     "orphaned_branch",
     "branch_manually_deleted",
 ]
-ROUND_STATUS_VALUES: tuple[str, ...] = get_args(RoundStatus)
 
 # Why a round has no result, in terms that decide what to try instead.
 FailureCause = Literal[

@@ -45,10 +45,6 @@ class HybridMemory(MemoryModule[HybridConfig]):
         """Store a new version of the cheatsheet, subject to its config."""
         self.update(self.cheatsheet.make_version(text))
 
-    def append_experience(self, entry: ExperienceEntry) -> None:
-        """Store an experience."""
-        self.update(entry)
-
     def retrieve_examples(self, query: str, k: int) -> list[ExperienceEntry]:
         """Return the k experiences most similar to `query`."""
         return self.experiences.search(query, k)

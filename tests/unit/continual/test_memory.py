@@ -187,7 +187,7 @@ def test_hybrid_memory_composes_and_is_restored_from_its_file(tmp_path):
     memory.set_cheatsheet("v2")
     memory.update(ReflectionEntry(content="r"))
     for text in OBSERVATIONS:
-        memory.append_experience(experience(text))
+        memory.update(experience(text))
     assert memory.get_cheatsheet() == "v2"
     assert memory.retrieve_examples("torus", 1)[0].obs == OBSERVATIONS[2]
     memory.save(tmp_path / "m.jsonl")

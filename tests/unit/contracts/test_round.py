@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from pydantic import ValidationError
 
-from autoqec.contracts.round import ROUND_STATUS_VALUES, RoundMetrics, RunnerConfig, canonical_fork
+from autoqec.contracts.round import RoundMetrics, RoundStatus, RunnerConfig, canonical_fork
 from autoqec.errors import ContractError
 
 
-@pytest.mark.parametrize("status", [status for status in ROUND_STATUS_VALUES if status != "ok"])
+@pytest.mark.parametrize("status", [status for status in get_args(RoundStatus) if status != "ok"])
 def test_failure_needs_a_reason(status: str) -> None:
     with pytest.raises(ValidationError, match="status_reason"):
         RoundMetrics.model_validate({"status": status})
