@@ -17,9 +17,11 @@ from autoqec.qec import shotfiles
 from autoqec.qec.codes import Source
 from autoqec.qec.recorded.layout import find_layout
 from autoqec.qec.sampling import Shots, unpack
+from autoqec.store.run_log import LOGGER
 
 CHUNK = 16_384  # shots held in memory at a time; a multiple of 64
 HASHED = 1 << 20
+REPORTED = 1 << 30  # bytes between two lines of the log while a file is hashed
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,4 +189,6 @@ def _hashed(directory: Path, name: str) -> RecordedFile:
         for part in iter(read, b""):
             digest.update(part)
             size += len(part)
+            if size % REPORTED == 0:
+                LOGGER.info("%s: %d MiB hashed", name, size >> 20)
     return RecordedFile(path=name, bytes=size, sha256=digest.hexdigest())

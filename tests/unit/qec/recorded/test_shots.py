@@ -181,3 +181,15 @@ def test_detector_error_model_as_model(tmp_path: Path) -> None:
     (tmp_path / "recorded.yaml").write_text(yaml.safe_dump(layout))
     recorded = RecordedShots.open(tmp_path)
     assert isinstance(recorded.source, stim.DetectorErrorModel) and len(read_all(recorded)) == 640
+
+
+def test_hashing_a_large_file_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded = RecordedShots.open(plain_directory(tmp_path, 64, 1))
+    with (tmp_path / "events0.b8").open("r+b") as stream:
+        stream.truncate(5 << 20)
+    monkeypatch.setattr(shots_module, "REPORTED", 2 << 20)
+    with caplog.at_level("INFO", logger="autoqec"):
+        recorded.files()
+    assert [record.getMessage() for record in caplog.records] == [f"events0.b8: {n} MiB hashed" for n in (2, 4)]
