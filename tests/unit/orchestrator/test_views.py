@@ -18,6 +18,7 @@ from autoqec.orchestrator import fork_graph, views
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.round_recorder import deleted_row
 from autoqec.qec.stats import paired_effect
+from autoqec.store import atomic
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -288,6 +289,9 @@ def test_non_ascii_text_stays_readable(tmp_path: Path, view: str) -> None:
     found.rebuild_views()
     data = getattr(found.layout, view).read_bytes().decode()
     assert ("größe" if view == "pareto" else words) in data and "\\u" not in data
+    # metrics, pointers, manifests and reports are written by this function
+    atomic.write_json(path := tmp_path / "metrics.json", {"status_reason": words})
+    assert words in path.read_bytes().decode()
 
 
 def test_unknown_front_file_is_refused(tmp_path: Path) -> None:

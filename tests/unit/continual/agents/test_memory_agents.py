@@ -303,6 +303,8 @@ def test_registry_builds_every_agent_and_lists_them():
         assert type(built) is agent and type(built.config) is config and built.config.type == kind
     with pytest.raises(UsageError, match=r"unknown agent type 'nope'.*history_agent, reflexion_agent"):
         parse_agent_config({"type": "nope"})
+    with pytest.raises(UsageError, match=r"unknown agent type 'nope'.*history_agent, reflexion_agent"):
+        build_agent(MemoryAgentConfig().model_copy(update={"type": "nope"}), replies("x"))
     with pytest.raises(UsageError, match="no `type`"):
         parse_agent_config({})
     with pytest.raises(UsageError, match="histroy_k"):

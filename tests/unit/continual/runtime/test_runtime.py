@@ -175,13 +175,20 @@ def test_training_mode_is_restored_after_an_exception():
 
 
 def test_frozen_memory_rejects_writes_during_validation():
+    acted = []
+
     class Rogue(MemoryAgent):
+        def act(self, obs):
+            acted.append((self is agent, self.memory is agent.memory, self.lm is agent.lm))
+            return super().act(obs)
+
         def update_memory_with_entry(self, entry):
             self.memory.update(entry)
 
     agent = Rogue(MemoryAgentConfig(), replies("4"))
     metrics = runtime([QAEnv("q", "4")], agent, val=[QAEnv("v", "4")], validation_freq=1).run()
     assert "frozen" in metrics["errors"][0]
+    assert acted == [(True, True, True), (False, True, True)]
     assert [entry.obs for entry in agent.memory.recall()] == ["q"]
 
 
