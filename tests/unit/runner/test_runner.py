@@ -28,6 +28,7 @@ from autoqec.decoders import checkpoint
 from autoqec.decoders.gating import calibrate_gate
 from autoqec.errors import ContractError, InfrastructureError, RoundError, UsageError
 from autoqec.qec import sampling
+from autoqec.qec.codes import build_source
 from autoqec.qec.problem import Problem
 from autoqec.runner import artifact_manifest, round_process, runner
 from autoqec.runner.child import classify_failure
@@ -179,8 +180,17 @@ def test_manifest_records_commit_versions_hashes_and_command_line(ok_round: Ran,
     assert manifest == Manifest.model_validate_json((tmp_path / "artifact_manifest.json").read_text())
     assert manifest is not None and manifest.repo.commit_sha == "a" * 40
     assert manifest.packages == machine.versions() and len(manifest.packages) > 5
+    env = files.parse_env(config.env_yaml, location="env")
+    circuit = build_source(env, env.target)
+    assert manifest.environment.circuit_sha256 == sha256_bytes(str(circuit).encode())
     assert manifest.environment.env_yaml_sha256 == sha256_bytes(config.env_yaml.encode())
+    assert manifest.environment.requirements_fingerprint == machine.requirements_fingerprint()
     assert manifest.round.dsl_config_sha256 == parse_dsl(config.predecoder_config).sha256()
+    assert manifest.repo.code_sha256 == machine.code_sha256()
+    assert manifest.repo.surface_sha256 == machine.tree_sha256(Path(autoqec.decoders.__file__).parent / "modules")
+    copied = [tmp_path / name for name in ("config.yaml", "metrics.json")]
+    found = [(item.name, item.bytes, item.sha256) for item in manifest.artifacts]
+    assert found == [(path.name, path.stat().st_size, sha256_bytes(path.read_bytes())) for path in copied]
     assert manifest.round.command_line == tuple(sys.argv)
 
 
