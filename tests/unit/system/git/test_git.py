@@ -733,3 +733,16 @@ def test_two_processes_write_concurrently(repo: Repo) -> None:
         and repo.worktrees() == []
         and git(repo.root, "fsck", "--no-dangling") == ""
     )
+
+
+def test_object_that_a_prune_removes_while_a_tree_is_written_gets_a_hint(repo: Repo) -> None:
+    path = repo.root / "new.txt"
+    path.write_text("an object that nothing refers to yet")
+    subprocess.run(["git", "add", "new.txt"], cwd=repo.root, check=True)
+    oid = subprocess.check_output(["git", "hash-object", "new.txt"], cwd=repo.root, text=True).strip()
+    (repo.common / "objects" / oid[:2] / oid[2:]).unlink()
+    done = subprocess.run(["git", "write-tree"], cwd=repo.root, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    error = git_error(["write-tree"], done.stderr, repo.common)
+    assert type(error) is GitError
+    assert "git prune" in (error.hint or "")
