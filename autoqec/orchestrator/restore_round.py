@@ -7,7 +7,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import ManualInterventionRequired, UsageError
-from autoqec.orchestrator import round_recorder
+from autoqec.orchestrator import round_recorder, worktree
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
@@ -19,9 +19,9 @@ from autoqec.orchestrator.verification_request import Candidate
 from autoqec.orchestrator.verify_round import verify_candidate
 from autoqec.store import run_log
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout
-from autoqec.store.round_files import load_round
+from autoqec.store.round_files import RoundFiles, load_round
 from autoqec.store.run_state import RoundState, fold
-from autoqec.system.git import Repo
+from autoqec.system.git import RefUpdate, Repo
 from autoqec.system.scratch import scratch
 
 
@@ -44,9 +44,8 @@ def restore_round(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent 
         secret = read_secret(layout, info)
         recover(layout, repo, on_event, memory=memory)
         round_state = _find_quarantined(inspect_run(repo, layout, memory), number)
-        tip = repo.rev_parse(f"refs/heads/{round_state.row.branch}")
-        pointer = read_pointer_at(repo, str(tip), number)
         files = load_round(layout.round(number))
+        pointer = _committed_pointer(memory, repo, round_state, files)
         pointer, metrics = _require_measured(layout, pointer, files.metrics, round_state)
         with scratch("modules") as directory:
             modules_dir = directory / "modules"
@@ -70,6 +69,29 @@ def _find_quarantined(state: RunInspection, number: int) -> RoundState:
             return round_state
     message = f"round {number} is not in quarantine"
     raise UsageError(message, location=f"run {state.info.run_id}", hint=f"autoqec show {state.info.run_id}")
+
+
+def _committed_pointer(
+    memory: RunMemory, repo: Repo, round_state: RoundState, files: RoundFiles
+) -> Pointer | str | None:
+    """Return the pointer on the quarantined branch; one that only the round directory holds is committed first."""
+    layout, number, branch = memory.layout, round_state.row.round, str(round_state.row.branch)
+    tip = str(repo.rev_parse(f"refs/heads/{branch}"))
+    pointer = read_pointer_at(repo, tip, number)
+    planned = memory.attempt_state.attempts[round_state.attempt_id].planned
+    found = files.pointer
+    if found is None or files.metrics is None or planned is None or found.round_attempt_id != round_state.attempt_id:
+        return pointer
+    if pointer is None and found.commit_sha == tip:
+        worktree.recommit_pointer(repo, layout, planned, branch)
+        failpoint("recovery_pointer_committed")
+        worktree.salvage_and_remove_worktree(repo, layout, layout.worktree(planned.branch))
+        tip = str(repo.rev_parse(f"refs/heads/{branch}"))
+        pointer = read_pointer_at(repo, tip, number)
+    pin = layout.pin(round_state.attempt_id)
+    if repo.rev_parse(pin) == found.commit_sha != tip:  # recovery pinned the code commit, the pointer's parent
+        repo.update_refs([RefUpdate(pin, tip, found.commit_sha)])
+    return pointer
 
 
 def _require_measured(

@@ -128,15 +128,21 @@ def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: st
     return repo.commit(layout.worktree(planned.branch), [name], message, trailers)
 
 
-def recommit_pointer(repo: Repo, layout: RunLayout, planned: Planned) -> None:
+def recommit_pointer(repo: Repo, layout: RunLayout, planned: Planned, branch: str | None = None) -> None:
     """Commit the pointer of a measured round whose process died, from the copy in the round directory.
 
     The branch must exist; a missing checkout is created again.
+
+    Args:
+        repo: The repository.
+        layout: The run.
+        planned: The plan of the attempt.
+        branch: What the branch is called now; default: its planned name.
     """
     path, name = layout.worktree(planned.branch), pointer_on_branch(planned.round)
     if not (path / ".git").is_file() or all(entry.path != path for entry in repo.worktrees()):
         salvage_and_remove_worktree(repo, layout, path)
-        repo.worktree_add(path, planned.branch, None)
+        repo.worktree_add(path, branch or planned.branch, None)
     atomic.make_dir((path / name).parent)
     atomic.write_bytes(path / name, layout.round(planned.round).pointer.read_bytes())
     commit_pointer(repo, layout, planned)

@@ -155,14 +155,25 @@ def test_kill_in_rounds_of_other_kinds_loses_no_round(workspace: Path, case: str
     assert sum(row.status not in ("orphaned_branch", "branch_manually_deleted") for row in rows) == 4
 
 
-def test_quarantined_round_is_restored(workspace: Path, tmp_path: Path) -> None:
-    """It is verified and its branch is restored, with a follow-up row; a second call has nothing to restore."""
+@pytest.mark.parametrize("point", ["test_registered", "measured"])
+def test_quarantined_round_is_restored(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """It is verified and its branch is restored, with a follow-up row; a second call has nothing to restore.
+
+    A round that died at `measured` has its pointer only in the round directory; an interrupt right after the commit of
+    that pointer is made up for by the next call.
+    """
     (run_id,), before = run_ids(workspace), Before.of(workspace)
-    run_until_killed(workspace, 2, run_id, "nominate", at="test_registered")
+    run_until_killed(workspace, 2, run_id, "nominate", at=point)
     layout, repo = RunLayout(workspace, run_id), Repo.discover(workspace)
     metrics = layout.round(2).metrics.rename(tmp_path / "metrics.json")  # otherwise recovery finishes the round itself
     aborted = recover_and_check(workspace, before, run_id)[-1]
     metrics.rename(layout.round(2).metrics)
+    if point == "measured":
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("autoqec.orchestrator.restore_round.failpoint", interrupt)
+            restore_round(layout, repo, 2)
     row = restore_round(layout, repo, 2)
     assert (row.refers_to_attempt, row.round_attempt_id) == (aborted.round_attempt_id, None)
     assert row.verify_verdict is not None
@@ -170,6 +181,10 @@ def test_quarantined_round_is_restored(workspace: Path, tmp_path: Path) -> None:
     assert recover_and_check(workspace, before, run_id)[-1] == row
     with pytest.raises(UsageError, match="not in quarantine"):
         restore_round(layout, repo, 2)
+
+
+def interrupt(_point: str) -> None:
+    raise KeyboardInterrupt
 
 
 def test_unmeasured_round_is_not_restored(workspace: Path) -> None:
