@@ -141,6 +141,9 @@ def test_copied_repository_pauses_while_its_original_exists(layout: RunLayout, t
 def test_run_directory_moved_to_another_repository_records_no_deleted_branch(layout: RunLayout, tmp_path: Path) -> None:
     make_workspace(tmp_path / "other", ENV)
     git(tmp_path / "other", "commit", "-q", "--allow-empty", "--amend", "-m", "another baseline")
+    # Both workspaces may be created in the same second; their first commits are then one object.
+    git(tmp_path / "other", "reflog", "expire", "--expire=now", "--all")
+    git(tmp_path / "other", "prune", "--expire=now")
     moved = RunLayout(tmp_path / "other", layout.run_id)
     moved.root.parent.mkdir()
     layout.root.rename(moved.root)
