@@ -40,7 +40,7 @@ class History:
         Raises:
             ManualInterventionRequired: A line is damaged; names the line.
         """
-        return self._read(self.layout.history, _parse_row)
+        return self._read(self.layout.history, lambda data, location: HistoryRow.read(data, location=location))
 
     def attempts(self) -> list[AttemptLine]:
         """Return the lines of attempts.jsonl, oldest first, as `rows`."""
@@ -76,7 +76,8 @@ class History:
         The chain of attempts.jsonl shows a line that was changed or removed, but not that its end was cut off or
         replaced. Rows of earlier versions do not have the hash.
         """
-        anchors = [line.get(ATTEMPTS_KEY) for line in jsonl.read(self.layout.history)]
+        self.rows()
+        anchors = self._parsed[self.layout.history].anchors
         known = {None, jsonl.NO_LINE, *jsonl.line_hashes(self.layout.attempts)}  # read last: it may be growing
         return next((number for number, anchor in enumerate(anchors, start=1) if anchor not in known), None)
 
@@ -155,7 +156,9 @@ class History:
             try:
                 records, end, chain = jsonl.read_chained(path, parsed.end, len(parsed.values), parsed.chain)
                 start = len(parsed.values) + 1
+                anchors = [data.pop(ATTEMPTS_KEY, None) for data in records]
                 parsed.values += [parse(data, f"{path}:{number}") for number, data in enumerate(records, start=start)]
+                parsed.anchors += anchors
             except ContractError as error:
                 raise _damaged_file_error(error, path) from error
             parsed.end, parsed.chain = end, chain
@@ -164,9 +167,13 @@ class History:
 
 @dataclass
 class _ParsedFile:
-    """Parsed part of a file: up to byte `end` of the inode `identity`; `state` covers the first `applied` values."""
+    """Parsed part of a file: up to byte `end` of the inode `identity`; `state` covers the first `applied` values.
+
+    `anchors` are the values of `ATTEMPTS_KEY`, None in lines without it.
+    """
 
     values: list[Any] = field(default_factory=list)
+    anchors: list[str | None] = field(default_factory=list)
     end: int = 0
     identity: tuple[int, int] | None = None
     chain: jsonl.Chain = jsonl.Chain()
@@ -182,11 +189,6 @@ def _identity(path: Path) -> tuple[tuple[int, int] | None, int]:
     except OSError as error:
         raise StorageError(f"could not be read: {error.strerror}", location=str(path)) from error
     return (status.st_dev, status.st_ino), status.st_size
-
-
-def _parse_row(data: dict[str, Any], location: str) -> HistoryRow:
-    data.pop(ATTEMPTS_KEY, None)
-    return HistoryRow.read(data, location=location)
 
 
 def _parse_attempt_line(data: dict[str, Any], location: str) -> AttemptLine:
