@@ -18,7 +18,7 @@ from autoqec.qec.problem import check_graphlike, incidence_matrices, read_mechan
 from autoqec.qec.sampling import pack, unpack
 
 TUNED = BpSettings(iterations=100, method="minimum_sum", scaling=0.9, order=10)
-# what the measured-LER tier of unitaryfoundation/qldpc-challenge pins
+# Pinned by the measured-LER tier of unitaryfoundation/qldpc-challenge.
 CHALLENGE = BpSettings(iterations=30, method="minimum_sum", scaling=0.625, order=10)
 FAST = BpSettings(iterations=30, method="minimum_sum", scaling=0.75, order=0)
 

@@ -7,11 +7,11 @@ absent.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import stim
+from scipy.stats import binomtest
 
 from autoqec.board.circuits import load_circuit
 from autoqec.board.results import Cell
@@ -24,7 +24,6 @@ from autoqec.store.package_layout import BoardLayout
 MAX_RESULTS = 200  # of a batch of Circuit Bench
 # The measured-LER tier of qldpc-challenge: its decoder by our and by its name, physical error rate and fewest shots
 CHALLENGE_DECODER, CHALLENGE_NAME, CHALLENGE_P, CHALLENGE_SHOTS = "bposd_cs10_qldpc", "bposd-cs-10", 0.001, 10_000
-_NORMAL_975 = 1.959963984540054  # two-sided 95% quantile of the normal distribution
 
 
 def to_circuit_bench(table: Sequence[Cell]) -> str:
@@ -152,7 +151,7 @@ def _basis(circuit: stim.Circuit) -> str | None:
 def _ler(cell: Cell) -> dict[str, Any]:
     assert cell.rate is not None and cell.rounds is not None
     rounds = cell.rounds
-    low, high = wilson(cell.rate.errors, cell.rate.shots)
+    low, high = binomtest(cell.rate.errors, cell.rate.shots).proportion_ci(0.95, method="wilson")
     return {
         "p": CHALLENGE_P,
         "shots": cell.rate.shots,
@@ -162,11 +161,3 @@ def _ler(cell: Cell) -> dict[str, Any]:
         "ler_per_round": round(cell.rate.per_round, 9),
         "ci95": [round(per_round(end, rounds), 9) for end in (low, high)],
     }
-
-
-def wilson(failures: int, shots: int) -> tuple[float, float]:
-    """Return the 95% score interval of a rate (Wilson, J. Am. Stat. Assoc. 22, 209, 1927)."""
-    rate, square = failures / shots, _NORMAL_975**2 / shots
-    centre = (rate + square / 2) / (1 + square)
-    half = math.sqrt(square * (rate * (1 - rate) + square / 4)) / (1 + square)
-    return max(0.0, centre - half), min(1.0, centre + half)

@@ -13,7 +13,7 @@ import stim
 
 from autoqec.board.circuits import add_circuit, load_circuits
 from autoqec.board.decoders import load_decoders
-from autoqec.board.registries import to_circuit_bench, to_qldpc_challenge, wilson
+from autoqec.board.registries import to_circuit_bench, to_qldpc_challenge
 from autoqec.board.results import Cell, cells
 from autoqec.errors import UsageError
 from autoqec.store.package_layout import BoardLayout
@@ -110,8 +110,3 @@ def test_decoder_of_the_challenge_is_on_the_board(board: BoardLayout) -> None:
     assert "bposd_cs10_qldpc" in load_decoders(board)
     with pytest.raises(UsageError, match="no circuits are called CODE_x and CODE_z"):
         to_qldpc_challenge(load_circuits(board), [], board)
-
-
-def test_wilson_interval_without_failures_starts_at_zero() -> None:
-    low, high = wilson(0, 100)
-    assert low == 0.0 and high == pytest.approx(0.0369935, abs=1e-7)
