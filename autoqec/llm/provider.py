@@ -238,7 +238,7 @@ def response_of(
         duration_ms: Duration of the call.
 
     Raises:
-        LlmError: The answer is none, or not the requested one; with its usage and cost.
+        LlmError: The model refused, or the answer is cut off or malformed; with its usage and cost.
         ValueError: A block does not have its form.
     """
     response = Response(

@@ -96,7 +96,7 @@ def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str)
     Raises:
         UsageError: A file differs.
     """
-    for file in manifest.files:  # at once, while hashing large files takes minutes
+    for file in manifest.files:  # quick, while hashing reads all files
         path = recorded.directory / file.path
         if path.is_file() and (size := path.stat().st_size) != file.bytes:
             message = f"is not the file of the manifest: {size} bytes, not {file.bytes}"
