@@ -25,6 +25,7 @@ COMMANDS = {
     "gc": ("autoqec.cli.commands.gc", "List and remove leftovers of runs."),
     "show": ("autoqec.cli.commands.show", "List runs, or show rounds and Pareto front of one run."),
     "watch": ("autoqec.cli.commands.watch", "Follow a run live, from any terminal."),
+    "stop": ("autoqec.cli.commands.stop", "End a run after its rounds in progress, from any machine."),
     "report": ("autoqec.cli.commands.report", "Write a run as one HTML page, or its charts as files."),
     "decode": ("autoqec.cli.commands.decode", "Decode shots with a checkpoint."),
     "measure": ("autoqec.cli.commands.measure", "Compare a checkpoint with matching on several circuits of a family."),

@@ -14,6 +14,7 @@ from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.run import RolesFactory, RunContext
 from autoqec.reporting.live_status import LiveStatusWriter, SessionLimits
+from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
 from autoqec.system import sandbox
 
@@ -69,6 +70,7 @@ def run_session(
             return built
 
         run = stack.enter_context(_open_run(options, roles, notify, command_line))
+        run_control.withdraw_stop(run.layout)
         listeners.append(stack.enter_context(LiveStatusWriter(run.layout, _session_limits(options))))
         on_open(run)
         notify(RunOpened(run_id=run.layout.run_id, root=str(run.layout.root)))

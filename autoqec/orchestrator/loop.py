@@ -29,7 +29,7 @@ from autoqec.orchestrator.rounds import (
 from autoqec.orchestrator.run import Roles, Run, resume_run, start_run
 from autoqec.orchestrator.run_checks import check_resume, check_start
 from autoqec.orchestrator.verify_round import verify_pending
-from autoqec.store import run_log
+from autoqec.store import run_control, run_log
 from autoqec.system import machine
 
 __all__ = [
@@ -77,8 +77,9 @@ def run_rounds(
     submitted to a cluster, regardless of the executor. Rows are recorded in the order in which the rounds started, so
     that what a proposal knows of other rounds does not depend on timing.
 
-    After the first Ctrl-C, SIGTERM or SIGHUP, running rounds are completed, a waiting one is cancelled, and no further
-    one starts. The second one raises KeyboardInterrupt and cancels cluster jobs; the next start recovers.
+    After the first Ctrl-C, SIGTERM or SIGHUP, or a request of `autoqec stop`, running rounds are completed, a waiting
+    one is cancelled, and no further one starts. The second signal raises KeyboardInterrupt and cancels cluster jobs;
+    the next start recovers.
 
     Args:
         run: The run, held by this process.
@@ -96,7 +97,7 @@ def run_rounds(
     """
     emit, clock, interrupts = _serialize_events(run_log.logged(on_event)), Clock(), InterruptHandler()
     limits = [Budget(rounds=rounds), budget or Budget()]
-    executor = executor or _local_executor(parallel, limits[1], clock, interrupts)
+    executor = executor or _local_executor(run, parallel, limits[1], clock, interrupts)
     with interrupts:
         recorded = verify_pending(run.memory, run.repo, emit, executor.verify)
         pending = deque(_resume_cluster_rounds(run, executor, emit))
@@ -116,21 +117,23 @@ def run_rounds(
                     failures = failures + 1 if killed else 0
                 else:
                     run_log.record(RunStopped(why=str(stop_reason)))
-                    return LoopResult(tuple(recorded), str(stop_reason), interrupts.requested)
+                    interrupted = interrupts.requested or stop_reason == run_control.STOPPED
+                    return LoopResult(tuple(recorded), str(stop_reason), interrupted)
         except KeyboardInterrupt:
             for _, future in pending:
                 future.cancel()
             raise
 
 
-def _local_executor(parallel: int, budget: Budget, clock: Clock, interrupts: InterruptHandler) -> Executor:
+def _local_executor(run: Run, parallel: int, budget: Budget, clock: Clock, interrupts: InterruptHandler) -> Executor:
     if parallel == 1:
         return SerialExecutor()
-    return ParallelExecutor(
-        parallel,
-        stop_reason=lambda: interrupts.stop_reason() or budget.hours_exhausted(clock.elapsed()),
-        gpus=machine.visible_gpus(),
-    )
+
+    def stop_reason() -> str | None:
+        requested = run_control.STOPPED if run_control.stop_requested(run.layout) else None
+        return interrupts.stop_reason() or requested or budget.hours_exhausted(clock.elapsed())
+
+    return ParallelExecutor(parallel, stop_reason=stop_reason, gpus=machine.visible_gpus())
 
 
 def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:
@@ -172,6 +175,8 @@ def _stop_reason(
         return f"{failures} consecutive rounds were killed by the machine (see `dmesg | tail`)"
     if interrupts.requested:
         return "interrupted; --resume continues"
+    if run_control.stop_requested(run.layout):
+        return run_control.STOPPED
     state = run.memory.state
     return next(filter(None, (limit.exhausted(state, clock.elapsed(), n_running) for limit in limits)), None)
 

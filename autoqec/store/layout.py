@@ -188,6 +188,11 @@ class RunLayout:
         return self.root / "live.json"
 
     @property
+    def stop_request(self) -> Path:
+        """Request of `autoqec stop`; deleted when the user starts the run again."""
+        return self.root / "stop_request.json"
+
+    @property
     def cassette(self) -> Path:
         """`cassette.jsonl`."""
         return self.root / "cassette.jsonl"

@@ -62,7 +62,7 @@ def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
         killed_pids = kill_leftover_processes(root)
         _write(root, _owner_record(root, epoch) | {"path": os.path.abspath(run_root)})
         os.environ[_OWNER_VARIABLE] = f"{root}:{epoch}"
-        yield RunOwner(root, epoch, killed_pids, _warning(root))
+        yield RunOwner(root, epoch, killed_pids, unreliable_lock(root))
     finally:
         if earlier is None:
             os.environ.pop(_OWNER_VARIABLE, None)
@@ -206,7 +206,8 @@ def _write(root: Path, value: dict[str, Any]) -> None:
         raise StorageError(f"could not be written: {error.strerror}", location=str(path), hint=hint) from error
 
 
-def _warning(root: Path) -> str | None:
+def unreliable_lock(root: Path) -> str | None:
+    """Return why locks on this directory may not reach other hosts; None on a local file system."""
     kind = _file_system(root)
     if kind not in _NETWORK_FILE_SYSTEMS and not kind.startswith("fuse"):
         return None

@@ -1,0 +1,93 @@
+"""Requests of `autoqec stop`: the run ends after its rounds in progress."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.events import ignore
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.views import IdeatorView
+from autoqec.launch import options as run_options
+from autoqec.launch.session import run_session
+from autoqec.orchestrator import loop as loop_module
+from autoqec.orchestrator.executors.local import ParallelExecutor, SerialExecutor
+from autoqec.orchestrator.loop import LoopResult, Roles, run_rounds, start_run
+from autoqec.store import run_control
+from autoqec.store.layout import RunLayout
+from tests.conftest import Workspace
+from tests.crash import canned
+from tests.crash.starts import ENV
+from tests.support.shown import check_error
+
+
+@pytest.fixture(autouse=True)
+def verifier_that_decides_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    canned.install(monkeypatch.setattr)
+
+
+def propose(view: IdeatorView) -> IdeatorResponse:
+    hidden = 4 + len(view.history) + len(view.pending)
+    return IdeatorResponse(hypothesis="a net", slug="net", proposal={"type": "mlp", "mlp": {"hidden": hidden}})
+
+
+def stopped_in_round(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, number: int, parallel: int
+) -> tuple[RunLayout, LoopResult]:
+    """Run rounds, and ask the run to stop while this round is measured."""
+
+    def measure(config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        if config.round_idx == number:
+            run_control.request_stop(layout)
+        return canned.run_round(config, on_event=on_event)
+
+    serial, several = SerialExecutor(measure), ParallelExecutor
+    monkeypatch.setattr(loop_module, "SerialExecutor", lambda: serial)
+    monkeypatch.setattr(
+        loop_module, "ParallelExecutor", lambda slots, stop_reason, gpus: several(slots, measure, stop_reason)
+    )
+    make_workspace(workspace, ENV)
+    roles = Roles(propose, analyst=canned.analyse)
+    with start_run(workspace / "env.yaml", workspace, "smoke", 1, "tpe", roles=roles) as run:
+        layout = run.layout
+        return layout, run_rounds(run, 5, ignore, parallel=parallel)
+
+
+def test_round_in_progress_is_finished_and_no_other_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, outcome = stopped_in_round(tmp_path, monkeypatch, 2, 1)
+    assert [(row.round, row.status) for row in outcome.rows] == [(1, "ok"), (2, "ok")]
+    assert outcome.stop_reason == run_control.STOPPED and outcome.interrupted
+
+
+def test_round_that_waits_for_a_slot_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, outcome = stopped_in_round(tmp_path, monkeypatch, 1, 2)
+    statuses = [row.status for row in outcome.rows]
+    assert statuses[0] == "ok" and set(statuses[2:]) <= {"orphaned_branch"}, statuses
+    assert outcome.stop_reason == run_control.STOPPED
+    assert all("stop requested" in str(row.status_reason) for row in outcome.rows[2:])
+
+
+def test_next_start_withdraws_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout, _ = stopped_in_round(tmp_path, monkeypatch, 1, 1)
+    assert run_control.stop_requested(layout)
+    monkeypatch.chdir(tmp_path)
+    chosen = run_options.complete_options({"rounds": 2, "executor": "local"}, resume=layout.run_id)
+    options = run_options.parse_run_options(None, {"rounds"}, **chosen)
+    outcome = run_session(options, ignore).outcome
+    assert not run_control.stop_requested(layout) and outcome.stop_reason == "2 of 2 rounds"
+
+
+def test_run_that_is_not_in_progress_is_refused(workspace: Workspace) -> None:
+    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, "tpe") as run:
+        layout = run.layout
+        shown = workspace.autoqec("stop", layout.run_id, "--json")
+        assert shown.code == 0 and shown.objects == [{"run_id": layout.run_id}], shown.err
+        assert f"autoqec run --resume {layout.run_id}" in shown.err and run_control.stop_requested(layout)
+        run_control.withdraw_stop(layout)
+    refused = workspace.autoqec("stop", layout.run_id)
+    assert refused.code == 2 and not run_control.stop_requested(layout)
+    check_error(refused.err, "not in progress", hint=True)
