@@ -93,13 +93,13 @@ def _compare(
     from autoqec.qec.backends import make_backend
     from autoqec.qec.recorded.decoding import compare, first_events, time_slices, wrong_shots
     from autoqec.qec.recorded.estimation import estimate_dem
-    from autoqec.qec.recorded.statistics import MAX_PAIR_DETECTORS, count_events
+    from autoqec.qec.recorded.statistics import MAX_PAIR_DETECTORS
     from autoqec.store import atomic
 
     names = dict.fromkeys((problem.env.plain, *baselines))
     decoders = {name: make_backend(name, problem) for name in names}
     if dem_out is not None or problem.n_detectors <= MAX_PAIR_DETECTORS:
-        estimated = estimate_dem(problem, count_events(first_events(recorded, trained), problem.n_detectors))
+        estimated = estimate_dem(problem, first_events(recorded, trained), trained)
         decoders |= {f"{name}_estimated": make_backend(name, problem.with_dem(estimated)) for name in names}
         out.note(f"estimated {pluralize(problem.n_mechanisms, 'error mechanism')} from {pluralize(trained, 'shot')}")
         if dem_out is not None:

@@ -17,7 +17,6 @@ from autoqec.qec.recorded.estimation import estimate_dem
 from autoqec.qec.recorded.layout import check_files
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import Split
-from autoqec.qec.recorded.statistics import count_events
 from autoqec.store import atomic
 from autoqec.store.files import load_yaml
 
@@ -68,7 +67,7 @@ def write_models(
         files=recorded.files(),
     )
     trained = Split.of(code.model_copy(update={"manifest": manifest}), str(recorded.directory)).train[1]
-    model = estimate_dem(problem, count_events(first_events(recorded, trained), problem.n_detectors))
+    model = estimate_dem(problem, first_events(recorded, trained), trained)
     text = f"{model}\n"
     named = {"estimated": model_path.name, "estimated_sha256": sha256_bytes(text.encode()), "estimated_shots": trained}
     atomic.write_text(model_path, text)

@@ -5,10 +5,14 @@ detection fraction, and the sum over those that flip both i and j is log(E_ij / 
 parity (-1)^events. For a model without hyperedges this is the p_ij analysis of Spitz et al. (Adv. Quantum Technol. 1,
 1800012, 2018) and Google Quantum AI (Nature 595, 383, 2021). Here all equations are solved together by weighted least
 squares, so that mechanisms that flip more than two detectors get probabilities of their own; a weak prior keeps those
-near the model that the events do not determine.
+near the model that the events do not determine. From there, `likelihood` refines the probabilities. Its result is used
+only if it describes the shots: if it does not, as under leakage, matching does better with the pairs alone
+(docs/results/recorded-shots.md).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,30 +21,61 @@ from scipy.optimize import lsq_linear
 
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
-from autoqec.qec.recorded.statistics import MAX_PAIR_DETECTORS, SMALLEST_PARITY, EventCounts, mechanism_strength
+from autoqec.qec.recorded.likelihood import GroupModel, PatternCounter
+from autoqec.qec.recorded.statistics import (
+    MAX_PAIR_DETECTORS,
+    SMALLEST_PARITY,
+    EventCounts,
+    count_events,
+    mechanism_strength,
+)
 
 PRIOR_WIDTH = 1.0  # standard deviation of the prior, relative to the model's scaled strength
 SMALLEST = 0.02  # smallest estimate, relative to the model's scaled strength: an absent edge could not be matched
 LARGEST_P = 0.49
+MAX_MISFIT = 1.0  # of the refined model; that of shots of independent mechanisms is below, at any number of shots
 
 
-def estimate_dem(problem: Problem, counts: EventCounts) -> stim.DetectorErrorModel:
+def estimate_dem(problem: Problem, parts: Iterable[np.ndarray], shots: int) -> stim.DetectorErrorModel:
     """Return the problem's detector error model with probabilities estimated from detection events.
 
     Args:
         problem: The env with the model whose mechanisms are kept.
-        counts: Counts of training shots.
+        parts: Detection events of training shots, bit-packed, uint8 [n, ceil(n_detectors / 8)] each; read once.
+        shots: Number of training shots.
 
     Raises:
-        UsageError: There are no shots, or more detectors than pairs are counted for.
+        UsageError: There are no detection events, or more detectors than pairs are counted for.
     """
-    if counts.shots == 0 or not counts.single.any():
-        raise UsageError("no detection events to estimate a model from", hint="use more shots")
-    if len(counts.pairs) < problem.n_detectors:
+    if problem.n_detectors > MAX_PAIR_DETECTORS:
         raise UsageError(
             f"the model has {problem.n_detectors} detectors, at most {MAX_PAIR_DETECTORS} can be estimated",
             hint="estimate the model of fewer rounds",
         )
+    patterns = PatternCounter(problem, shots)
+    counts = count_events(patterns.watch(parts), problem.n_detectors)
+    if counts.shots == 0 or not counts.single.any():
+        raise UsageError("no detection events to estimate a model from", hint="use more shots")
+    scaled, strength = match_moments(problem, counts)
+    model = GroupModel(problem, patterns)
+    refined = model.refine(scaled, strength)
+    if model.misfit(refined) <= MAX_MISFIT:
+        strength = refined
+    probs = np.minimum((1 - np.exp(-strength)) / 2, LARGEST_P)
+    return with_probabilities(problem.dem, np.where(problem.mechanism_probs > 0, probs, 0.0))
+
+
+def match_moments(problem: Problem, counts: EventCounts) -> tuple[np.ndarray, np.ndarray]:
+    """Solve the equations of single detectors and pairs.
+
+    Args:
+        problem: The env with the model.
+        counts: Counts of training shots.
+
+    Returns:
+        The strengths -log(1 - 2p) of the model scaled to the mean of the detection fractions, and the estimated ones;
+        float64 [n_mechanisms] each, all positive.
+    """
     matrix, values, deviations = _equations(problem, counts)
     nominal = mechanism_strength(problem.mechanism_probs)
     singles = problem.n_detectors
@@ -51,8 +86,7 @@ def estimate_dem(problem: Problem, counts: EventCounts) -> stim.DetectorErrorMod
     system = sp.vstack([scaled, sp.identity(len(nominal)) / PRIOR_WIDTH]).tocsr()
     target = np.concatenate([values / deviations, np.full(len(nominal), 1 / PRIOR_WIDTH)])
     solution = lsq_linear(system, target, bounds=(SMALLEST, np.inf), tol=1e-8, lsmr_tol="auto").x
-    probs = np.minimum((1 - np.exp(-solution * nominal)) / 2, LARGEST_P)
-    return with_probabilities(problem.dem, np.where(problem.mechanism_probs > 0, probs, 0.0))
+    return nominal, solution * nominal
 
 
 def _equations(problem: Problem, counts: EventCounts) -> tuple[sp.csr_matrix, np.ndarray, np.ndarray]:
