@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 
 import numpy as np
 
 from autoqec.board import decoders as board_decoders
 from autoqec.board.builtin import matching
 from autoqec.board.circuits import load_circuit
-from autoqec.board.process import DecoderFailedError, DecoderProcess, decoder_process
+from autoqec.board.process import CancelledError, DecoderFailedError, DecoderProcess, decoder_process
 from autoqec.board.results import append_measurement, blocks, read_measurements
 from autoqec.board.shots import BLOCK_SHOTS, Model
 from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement, MeasurementStatus
@@ -108,7 +108,7 @@ def measure_cells(
         UsageError: A circuit is not the pinned one, or a decoder's module is not found.
     """
     done = read_measurements(board.results)
-    stop, lock = Event(), Lock()
+    stop, lock = _Stop(), Lock()
 
     def save(measurement: BoardMeasurement) -> None:
         with lock:
@@ -116,19 +116,46 @@ def measure_cells(
             on_measured(measurement)
 
     def measure(pair: tuple[BoardCircuit, BoardDecoder]) -> None:
-        if not stop.is_set():
+        if not stop.requested:
             _Measurement(board, *pair, plan, save, stop).run(done)
 
     with ThreadPoolExecutor(parallel) as pool:
-        futures = [pool.submit(measure, pair) for pair in pairs]
         try:
-            for future in futures:
+            for future in [pool.submit(measure, pair) for pair in pairs]:
                 future.result()
         except BaseException:  # an interrupt too: the blocks so far are saved
-            stop.set()
-            for future in futures:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop.request()
             raise
+
+
+class _Stop:
+    """Ends the decoders of all cells, so that an interrupt does not wait for a block, which may take minutes."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._lock = Lock()
+        self._processes: set[DecoderProcess] = set()
+
+    def request(self) -> None:
+        """End all decoders, and every one that is added from now on."""
+        with self._lock:
+            self.requested = True
+            for process in self._processes:
+                process.cancel()
+
+    @contextmanager
+    def added(self, process: DecoderProcess) -> Iterator[None]:
+        """Have `request` end the decoder while the block runs."""
+        with self._lock:
+            if self.requested:
+                process.cancel()
+            self._processes.add(process)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._processes.discard(process)
 
 
 class _Measurement:
@@ -141,7 +168,7 @@ class _Measurement:
         decoder: BoardDecoder,
         plan: Plan,
         save: Callable[[BoardMeasurement], None],
-        stop: Event,
+        stop: _Stop,
     ) -> None:
         self._circuit, self._decoder, self._plan, self._save, self._stop = circuit, decoder, plan, save, stop
         self._version = board_decoders.version(decoder)
@@ -154,16 +181,16 @@ class _Measurement:
         missing = [number for number in range(self._plan.n_blocks) if number not in self._known_blocks(done)]
         if not missing:
             return
-        with decoder_process(self._decoder, self._plan.timeout_s) as process:
+        with decoder_process(self._decoder, self._plan.timeout_s) as process, self._stop.added(process):
             try:
                 process.compile(self._decoder, self._model)
                 for number in missing:
-                    if self._stop.is_set():
-                        break
                     self._measure_block(process, number, check_repeat=number == missing[0])
             except DecoderFailedError as failure:
                 self._flush(failure.status, str(failure))
                 return
+            except CancelledError:  # the block that was being decoded is left out
+                pass
         self._flush("ok")
 
     def _known_blocks(self, done: list[BoardMeasurement]) -> set[int]:

@@ -45,6 +45,10 @@ class DecoderFailedError(Exception):
         self.status = status
 
 
+class CancelledError(Exception):
+    """The decoder was ended by `cancel`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Answer:
     """Predictions for a block, bool [n, n_observables], and CPU times in seconds; None without a matching graph."""
@@ -55,11 +59,21 @@ class Answer:
 
 
 class DecoderProcess:
-    """A running decoder. Every method raises DecoderFailedError if it raises, ends, hangs or answers nonsense."""
+    """A running decoder.
+
+    Every method raises DecoderFailedError if it raises, ends, hangs or answers nonsense, and CancelledError after
+    `cancel`.
+    """
 
     def __init__(self, process: child.Process, log: Path, timeout_s: float) -> None:
         self._process, self._log, self._timeout_s = process, log, timeout_s
         self._n_observables = 0
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """End the process now, also while another thread waits for its answer."""
+        self._cancelled.set()
+        self._process.kill()
 
     def offered(self, decoder: BoardDecoder) -> list[str | None]:
         """Return the names in the result of the decoder's function; [None] if it returns one decoder."""
@@ -106,12 +120,16 @@ class DecoderProcess:
                 raise DecoderFailedError("error", f"answered {length} bytes, {size} were expected")
             answer = self._process.stdout.read(length)
         except (OSError, ValueError, struct.error) as error:
+            if self._cancelled.is_set():
+                raise CancelledError from error
             if expired.is_set():
                 raise DecoderFailedError("timeout", f"no answer within {self._timeout_s:g} s") from error
             raise DecoderFailedError("error", f"its process ended: {self._end()}") from error
         finally:
             watchdog.cancel()
         if len(answer) != length:
+            if self._cancelled.is_set():
+                raise CancelledError
             raise DecoderFailedError("error", f"its process ended: {self._end()}")
         if tag == FAILED:
             raise _reported(answer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from autoqec.cli.common import Output, options
-from autoqec.errors import UsageError
+from autoqec.errors import RunInterruptedError, UsageError
 from autoqec.store.package_layout import BoardLayout
 from autoqec.system.machine import cpu_count
 
@@ -120,7 +120,11 @@ def measure(
         counts = f"{sum(measurement.failures)} failures in {measurement.shots} shots{failure}"
         out.note(f"{measurement.circuit} {measurement.decoder}: {counts}")
 
-    measure_cells(board, pairs, Plan(shots, seed, timeout, again), parallel=parallel, on_measured=report)
+    try:
+        measure_cells(board, pairs, Plan(shots, seed, timeout, again), parallel=parallel, on_measured=report)
+    except KeyboardInterrupt as error:
+        message = "interrupted; the blocks that were measured are kept"
+        raise RunInterruptedError(message, location=str(board.results), hint="repeat the command to continue") from error
     _show_measured(board, circuits, set(decoders), out)
 
 

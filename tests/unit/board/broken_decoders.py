@@ -48,6 +48,17 @@ class _Counter:
         return np.full((len(shots), 1), self.calls > 1, np.uint8)
 
 
+class _HangsAtBlock:
+    """Predicts no flip for two blocks of shots, and hangs in the third one."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+    def __call__(self, shots: np.ndarray) -> object:
+        self.blocks += len(shots) == 1000
+        return _hang(shots) if self.blocks == 3 else np.zeros((len(shots), 1), np.uint8)
+
+
 def _write_outside(shots: np.ndarray) -> np.ndarray:
     from pathlib import Path
 
@@ -64,6 +75,7 @@ def decoders() -> dict[str, sinter.Decoder]:
         "no_array": Broken(lambda shots: None),
         "changes": Broken(_Counter()),
         "exits": Broken(lambda shots: __import__("os")._exit(3)),
+        "hangs_later": Broken(_HangsAtBlock()),
         "writes": Broken(_write_outside),
         "zero": Broken(lambda shots: np.zeros((len(shots), 1), np.uint8)),
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
+from threading import main_thread
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from autoqec.board.measure import Plan, measure_cells
 from autoqec.board.process import decoder_process
 from autoqec.board.results import cells, read_measurements
 from autoqec.board.shots import BLOCK_SHOTS, Model
-from autoqec.contracts.board import BoardCircuit, BoardDecoder
+from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement
 from autoqec.errors import UsageError
 from autoqec.store.package_layout import BoardLayout
 from autoqec.system import sandbox
@@ -91,6 +93,36 @@ def test_long_cell_is_saved_in_parts(
     assert [item.first_block for item in read_measurements(board.results)] == [0, 1, 2]
 
 
+def test_interrupt_ends_the_decoder_at_once_and_keeps_the_measured_blocks(
+    board: BoardLayout, circuit: BoardCircuit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "SAVE_S", -1.0)
+    pairs = [(circuit, broken("hangs_later")), (circuit, broken("zero"))]
+
+    def interrupt(found: BoardMeasurement) -> None:
+        signal.pthread_kill(
+            main_thread().ident or 0, signal.SIGINT
+        )  # the first block is appended while the third one begins
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_cells(board, pairs, Plan(4000, timeout_s=60.0), on_measured=interrupt)
+    found = read_measurements(board.results)
+    assert {(item.decoder, item.status) for item in found} == {("hangs_later", "ok")}, "neither failed nor went on"
+    assert [item.first_block for item in found] == [0, 1]
+    continued = broken("zero").model_copy(update={"name": "hangs_later"})
+    measure_cells(board, [(circuit, continued)], Plan(4000))
+    whole = measure_all(board, circuit, "zero", 4000)
+    counts = [n for item in read_measurements(board.results) if item.decoder == "hangs_later" for n in item.failures]
+    assert counts == whole
+
+
+def measure_all(board: BoardLayout, circuit: BoardCircuit, name: str, shots: int) -> list[int]:
+    """Return the failures of a decoder by block, measured without interruption."""
+    other = BoardLayout(board.dir.parent / "other")
+    measure_cells(other, [(circuit, broken(name))], Plan(shots))
+    return [count for item in read_measurements(other.results) for count in item.failures]
+
+
 @pytest.mark.parametrize(
     ("name", "status", "message"),
     [
@@ -130,10 +162,10 @@ def test_added_decoders_are_listed_and_kept(board: BoardLayout) -> None:
     probe = BoardDecoder(name="probe", source=BROKEN)
     with decoder_process(probe, 60.0) as process:
         keys = process.offered(probe)
-    assert "zero" in keys and len(keys) == 9
+    assert "zero" in keys and len(keys) == 10
     for _ in range(2):
         add_decoders(board, BROKEN, keys, sandboxed=False)
-    assert load_decoders(board)["zero"] == broken("zero") and len(board.decoders.read_text().splitlines()) == 9
+    assert load_decoders(board)["zero"] == broken("zero") and len(board.decoders.read_text().splitlines()) == 10
     with pytest.raises(UsageError, match="the board has another decoder 'mwpm'"):
         add_decoders(board, BROKEN, ["mwpm"], sandboxed=False)
 
