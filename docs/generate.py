@@ -78,7 +78,8 @@ TOP_LEVEL = (
     "VerificationSeeds", "VerificationResult", "Pointer", "Manifest", "RunInfo", "Begun",
     "Planned", "Nominated", "AlphaSpent", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse",
     "CoderResponse", "AnalystResponse", "ArchiveManifest",
-    "BoardCircuit", "BoardDecoder", "BoardMeasurement", "RecordedLayout", "RecordedManifest", "VerifiedModel",
+    "BoardCircuit", "BoardDecoder", "BoardMeasurement", "BoardOrder", "BoardJobResult",
+    "RecordedLayout", "RecordedManifest", "VerifiedModel",
 )  # fmt: skip
 # Forms that are sent to a model have short schemas; the field of the response that they become describes theirs.
 SHARED_FIELDS: dict[str, type[Contract]] = {

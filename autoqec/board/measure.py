@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -83,6 +83,26 @@ def commit() -> str | None:
         if "autoqec/installation.py" in repo.tracked_paths() and not repo.dirty_paths(_CODE, worktree=worktree):
             return repo.head_sha(worktree)
     return None
+
+
+def missing_blocks(board: BoardLayout, circuit: BoardCircuit, decoder: BoardDecoder, plan: Plan) -> list[int]:
+    """Return the numbers of the blocks that the board's results do not have; all of them if they are measured again."""
+    model = Model.of(load_circuit(circuit, board), location=f"circuit {circuit.name}")
+    done = read_measurements(board.results)
+    return _missing_blocks(done, decoder.name, board_decoders.version(decoder), model.sha256, plan)
+
+
+def _missing_blocks(
+    done: Iterable[BoardMeasurement], decoder: str, version: str | None, dem_sha256: str, plan: Plan
+) -> list[int]:
+    known = {
+        number
+        for item in done
+        if item.decoder == decoder and item.decoder_version == version and not plan.again
+        for model, seed, shots, number in blocks(item)
+        if (model, seed, shots) == (dem_sha256, plan.seed, BLOCK_SHOTS)
+    }
+    return [number for number in range(plan.n_blocks) if number not in known]
 
 
 def measure_cells(
@@ -178,7 +198,7 @@ class _Measurement:
 
     def run(self, done: list[BoardMeasurement]) -> None:
         """Measure the blocks that are not in `done`."""
-        missing = [number for number in range(self._plan.n_blocks) if number not in self._known_blocks(done)]
+        missing = _missing_blocks(done, self._decoder.name, self._version, self._model.sha256, self._plan)
         if not missing:
             return
         with decoder_process(self._decoder, self._plan.timeout_s) as process, self._stop.added(process):
@@ -192,17 +212,6 @@ class _Measurement:
             except CancelledError:  # the block that was being decoded is left out
                 pass
         self._flush("ok")
-
-    def _known_blocks(self, done: list[BoardMeasurement]) -> set[int]:
-        if self._plan.again:
-            return set()
-        return {
-            number
-            for item in done
-            if item.decoder == self._decoder.name and item.decoder_version == self._version
-            for dem_sha256, seed, shots, number in blocks(item)
-            if (dem_sha256, seed, shots) == (self._model.sha256, self._plan.seed, BLOCK_SHOTS)
-        }
 
     def _measure_block(self, process: DecoderProcess, number: int, *, check_repeat: bool) -> None:
         shots = self._model.sample(self._plan.seed, number)

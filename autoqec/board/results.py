@@ -35,8 +35,8 @@ def read_measurements(path: Path) -> list[BoardMeasurement]:
 
 
 def board_measurements(board: BoardLayout) -> list[BoardMeasurement]:
-    """Return the packaged measurements, then those of `board`."""
-    paths = dict.fromkeys((PACKAGED_BOARD.results, board.results))
+    """Return the packaged measurements, then those of `board`; each once if it is the packaged board."""
+    paths = dict.fromkeys(path.resolve() for path in (PACKAGED_BOARD.results, board.results))
     return [measurement for path in paths for measurement in read_measurements(path)]
 
 

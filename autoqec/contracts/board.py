@@ -105,3 +105,24 @@ class BoardMeasurement(Contract):
     def shots(self) -> int:
         """Number of decoded shots."""
         return len(self.failures) * self.block_shots
+
+
+class BoardOrder(Contract):
+    """jobs/<name>/order.json of a board, written before the jobs are submitted: cells, each measured by a SLURM job."""
+
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    name: str = Field(pattern=NAME, description="unique name of the job or job array")
+    options: dict[str, str] = Field(description="of `--slurm`, defaults filled in")
+    directory: str = Field(description="working directory, in which modules of added decoders are found")
+    cells: tuple[tuple[str, str], ...] = Field(min_length=1, description="circuit and decoder of each job, by name")
+    shots: int = Field(ge=1, description="shots of each cell")
+    seed: int = Field(ge=0, description="seed of the shots")
+    timeout_s: float = Field(gt=0, description="limit for one block of shots, in seconds")
+    again: bool = Field(default=False, description="whether blocks that the board already has are measured")
+
+
+class BoardJobResult(Contract):
+    """jobs/<name>/result-<index>.json of a board, written when a job ends; the counts are in results.jsonl."""
+
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    error: str | None = Field(description="why the cell was not measured to its end; null if it was")

@@ -33,6 +33,31 @@ class BoardLayout:
         """Return the file of an added circuit."""
         return self.dir / "circuits" / f"{sha256}.stim"
 
+    @property
+    def jobs(self) -> Path:
+        """`jobs/`: orders of SLURM jobs that may still be at work."""
+        return self.dir / "jobs"
+
+    def job(self, name: str) -> BoardJobLayout:
+        """Return the files of an order."""
+        return BoardJobLayout(self.jobs / name)
+
+
+@dataclass(frozen=True)
+class BoardJobLayout:
+    """Files of the SLURM jobs of an order: `jobs/<name>/` of a board."""
+
+    dir: Path
+
+    @property
+    def order(self) -> Path:
+        """`order.json`: what the jobs measure."""
+        return self.dir / "order.json"
+
+    def result(self, index: int) -> Path:
+        """Return the file in which a job says how it ended."""
+        return self.dir / f"result-{index}.json"
+
 
 PACKAGED_BOARD = BoardLayout(PACKAGE_DIR / "data" / "board")
 

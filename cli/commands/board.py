@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from autoqec.cli.common import Output, options
+from autoqec.cli.common import Output, is_given, options
 from autoqec.errors import RunInterruptedError, UsageError
 from autoqec.store.package_layout import BoardLayout
 from autoqec.system.machine import cpu_count
 
 if TYPE_CHECKING:
+    from autoqec.board.measure import Plan
     from autoqec.board.results import Cell
-    from autoqec.contracts.board import BoardCircuit, BoardMeasurement
+    from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement
 
 Value = TypeVar("Value")
 FORMATS = ("csv", "json", "sinter-csv", "html", "circuit-bench", "qldpc-challenge")
@@ -75,6 +76,14 @@ def show(pattern: str, directory: Path, out: Output) -> None:
 )  # fmt: skip
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Cells measured at a time.")
 @click.option("--again", is_flag=True, help="Also measure what the board directory already has.")
+@click.option(
+    "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
+    help="Where cells are measured; slurm submits one job per cell.",
+)  # fmt: skip
+@click.option(
+    "--slurm", "job_texts", metavar="KEY=VALUE", multiple=True,
+    help="Option of the SLURM jobs: time, cpus, mem, partition, … Repeatable.",
+)  # fmt: skip
 @board_option
 @options
 def measure(
@@ -85,6 +94,8 @@ def measure(
     timeout: float,
     parallel: int,
     again: bool,
+    executor: str,
+    job_texts: tuple[str, ...],
     directory: Path,
     out: Output,
 ) -> None:
@@ -94,26 +105,17 @@ def measure(
     be compared exactly. An interrupted measurement continues when the command is repeated.
     """
     from autoqec.board.circuits import load_circuits
-    from autoqec.board.decoders import fits, load_decoders, missing_distribution
+    from autoqec.board.decoders import load_decoders
     from autoqec.board.measure import Plan, measure_cells
 
+    plan = Plan(shots, seed, timeout, again)
+    job_options = _job_options(executor, job_texts, plan)
     if parallel > cpu_count():
         raise UsageError(f"{parallel} cells on {cpu_count()} cores", location="--parallel", hint="use a smaller number")
     board = BoardLayout(directory)
     circuits = _matching(load_circuits(board), circuit, "circuit")
-    decoders = _matching(load_decoders(board), decoder, "decoder")
-    for name, spec in list(decoders.items()):
-        if (needed := missing_distribution(spec)) is not None:
-            if len(decoders) == 1:
-                raise UsageError(f"decoder {name!r} is not installed", hint=f"pip install {needed}")
-            out.note(f"decoder {name!r} is not installed, left out")
-            del decoders[name]
-    pairs = [(one, other) for one in circuits.values() for other in decoders.values() if fits(other, one)]
-    if not pairs:
-        raise UsageError(
-            f"{decoder!r} does not apply to {circuit!r}",
-            hint="a verified model decodes its own circuit; autoqec models",
-        )
+    decoders = _installed(_matching(load_decoders(board), decoder, "decoder"), out)
+    pairs = _pairs(circuits, decoders)
 
     def report(measurement: BoardMeasurement) -> None:
         failure = "" if measurement.status == "ok" else f", then {measurement.status}: {measurement.message}"
@@ -121,11 +123,63 @@ def measure(
         out.note(f"{measurement.circuit} {measurement.decoder}: {counts}")
 
     try:
-        measure_cells(board, pairs, Plan(shots, seed, timeout, again), parallel=parallel, on_measured=report)
+        if job_options is None:
+            measure_cells(board, pairs, plan, parallel=parallel, on_measured=report)
+        else:
+            from autoqec.board.cluster import measure_in_jobs
+
+            measure_in_jobs(board, pairs, plan, job_options, on_measured=report)
     except KeyboardInterrupt as error:
         message = "interrupted; the blocks that were measured are kept"
-        raise RunInterruptedError(message, location=str(board.results), hint="repeat the command to continue") from error
+        raise RunInterruptedError(
+            message, location=str(board.results), hint="repeat the command to continue"
+        ) from error
     _show_measured(board, circuits, set(decoders), out)
+
+
+def _job_options(executor: str, texts: tuple[str, ...], plan: Plan) -> dict[str, str] | None:
+    """Return the options of SLURM jobs after asking SLURM whether it accepts them; None without `--executor slurm`."""
+    if executor != "slurm":
+        if texts:
+            raise UsageError("needs --executor slurm", location="--slurm", hint="add --executor slurm")
+        return None
+    if is_given("parallel"):
+        hint = "remove it: every cell is a job, and the cluster decides how many run at a time"
+        raise UsageError("does not apply to --executor slurm", location="--parallel", hint=hint)
+    from autoqec.board.cluster import job_options
+    from autoqec.system import slurm
+
+    completed = job_options(slurm.parse_options(texts), plan)
+    slurm.check(completed)
+    return completed
+
+
+def _installed(decoders: dict[str, BoardDecoder], out: Output) -> dict[str, BoardDecoder]:
+    """Return the decoders that are installed; UsageError if the only one is not."""
+    from autoqec.board.decoders import missing_distribution
+
+    missing = {name: needed for name, spec in decoders.items() if (needed := missing_distribution(spec)) is not None}
+    for name, needed in missing.items():
+        if len(decoders) == 1:
+            raise UsageError(f"decoder {name!r} is not installed", hint=f"pip install {needed}")
+        out.note(f"decoder {name!r} is not installed, left out")
+    return {name: spec for name, spec in decoders.items() if name not in missing}
+
+
+def _pairs(
+    circuits: Mapping[str, BoardCircuit], decoders: Mapping[str, BoardDecoder]
+) -> list[tuple[BoardCircuit, BoardDecoder]]:
+    from autoqec.board.decoders import fits
+
+    pairs = [
+        (circuit, decoder) for circuit in circuits.values() for decoder in decoders.values() if fits(decoder, circuit)
+    ]
+    if not pairs:
+        raise UsageError(
+            f"{', '.join(decoders) or 'no decoder'} does not apply to {', '.join(circuits)}",
+            hint="a verified model decodes its own circuit; autoqec models",
+        )
+    return pairs
 
 
 @command.command("add")

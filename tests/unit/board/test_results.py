@@ -91,6 +91,13 @@ def test_unknown_schema_is_refused(board: BoardLayout) -> None:
         board_measurements(board)
 
 
+def test_packaged_board_as_directory_is_read_once(board: BoardLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_measurement(board, measurement())
+    monkeypatch.setattr("autoqec.board.results.PACKAGED_BOARD", board)
+    monkeypatch.chdir(board.dir)
+    assert len(board_measurements(BoardLayout(Path(".")))) == 1
+
+
 def test_torn_last_line_is_ignored_and_moved_away(board: BoardLayout) -> None:
     append_measurement(board, measurement())
     with board.results.open("a") as stream:

@@ -73,6 +73,17 @@ def test_registry_formats_are_exported_for_selected_circuits(capsys: pytest.Capt
     check_error(capsys.readouterr().err, "no circuits are called CODE_x and CODE_z", hint=True)
 
 
+def test_interrupt_exits_130_and_names_the_way_to_continue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autoqec.board.measure.measure_cells", interrupt)
+    assert call("measure", CIRCUIT, "mwpm") == 130
+    check_error(capsys.readouterr().err, "blocks that were measured are kept", hint=True)
+
+
 @pytest.mark.parametrize(
     "argv",
     [
