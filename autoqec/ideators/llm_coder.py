@@ -83,10 +83,11 @@ class LlmCoder(Role):
             if name.endswith(".py") and len(text) <= remaining:
                 blocks.append(data_block(sanitize(name, 120), text))
                 remaining -= len(text)
-        turn = "\n".join([*blocks, "Write the config, and the edits if it needs any."])
+        turn = "\n".join([*blocks, f"Write the config{', and the edits if it needs any' if view.modules else ''}."])
+        prompt = prompts.coder_prompt(code_may_change=bool(view.modules), is_built=_is_built(view))
         return Request(
             role=self.name,
-            system=(prompts.CODER_PROMPT, *([_custom_fn_protocol()] if view.modules else [])),
+            system=(prompt, *([_custom_fn_protocol()] if view.modules else [])),
             messages=(Message(role="user", content=turn),),
             output=CoderAnswer,
             max_tokens=32_000 if view.modules else 8192,
@@ -104,7 +105,7 @@ class LlmCoder(Role):
             raise ContractError("a file is edited twice", location="edits")
         if self._predict_cost is not None and not view.modules:
             check_cost(PredecoderDSL.model_validate(default_response.dsl_config), self._predict_cost, self._constraints)
-        if view.modules and len(view.fork_from) < 2:  # what git makes of several parents is not known yet
+        if _is_built(view):
             self._check_code(view, default_response.dsl_config, answer.edits)
         return validated(
             CoderResponse,
@@ -122,6 +123,11 @@ class LlmCoder(Role):
             raise ContractError(message, location="edits")
         if self._check_build is not None:
             require_build(self._check_build(view, config, modules))
+
+
+def _is_built(view: CoderView) -> bool:
+    """Return whether config and code are built before the round: what git makes of several parents is not known yet."""
+    return bool(view.modules) and len(view.fork_from) < 2
 
 
 def _custom_fn_protocol() -> str:

@@ -23,7 +23,7 @@ from autoqec.errors import ContractError
 from autoqec.ideators import analyst, prompts
 from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.llm_role import OnTurn, Role, validated
-from autoqec.ideators.notebook import Notebook, format_notebook
+from autoqec.ideators.notebook import Notebook, failures_block, lessons_block
 from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round, parent_branches_of
 from autoqec.ideators.research_tools import WRITE_LESSON, ReadModules, ResearchSources, ResearchTools, Screen
 from autoqec.ideators.run_record import ReadCode, ReadEvidence, format_code, format_run_record
@@ -106,11 +106,13 @@ class LlmIdeator(Role):
         record = format_run_record(view, self._read_evidence) if self._read_evidence else ()
         earlier = notes_block(view)
         lessons = self._sources.notebook.lessons() if self._sources.notebook is not None else []
-        notebook = format_notebook(lessons, view.history) if self._sources.notebook is not None else ""
+        failures = failures_block(view.history) if self._sources.notebook is not None else ""
         code = format_code(view, self._read_code) if self._read_code is not None else ""
         state = format_ideator_view(view, with_rounds=not record)
-        turn = "\n".join(filter(None, (code, notebook, state, "Propose the next round.")))
-        aside = [machine_block(self._machine())] if self._machine is not None else []
+        turn = "\n".join(filter(None, (code, failures, state, "Propose the next round.")))
+        # Earlier answers wrote the lessons: after a crash, the request has to match the one that was answered.
+        aside = [lessons_block(lessons)]
+        aside += [machine_block(self._machine())] if self._machine is not None else []
         aside += [budget_block(self._budget_left())] if self._budget_left is not None else []
         tools = self._sources.tools() if self._use_tools else ()
         system = prompts.ideator_prompt(

@@ -131,16 +131,16 @@ def format_lesson(lesson: Lesson) -> str:
     return f"{lesson.id}. {sanitize(lesson.text, MAX_LESSON_CHARS)} [{cites}]"
 
 
-def format_notebook(lessons: Sequence[Lesson], history: Iterable[RoundRow]) -> str:
-    """Return the lessons and the failed ideas as data blocks; both have room of their own."""
-    blocks = []
-    if lessons:
-        name = f"notebook: {len(lessons)} of at most {MAX_LESSONS} lessons; their figures agree with the history"
-        blocks.append(data_block(name, fit_lines(map(format_lesson, lessons), MAX_NOTEBOOK_CHARS)))
+def lessons_block(lessons: Sequence[Lesson]) -> str:
+    """Return the lessons as a data block; empty without any."""
+    name = f"notebook: {len(lessons)} of at most {MAX_LESSONS} lessons; their figures agree with the history"
+    return data_block(name, fit_lines(map(format_lesson, lessons), MAX_NOTEBOOK_CHARS)) if lessons else ""
+
+
+def failures_block(history: Iterable[RoundRow]) -> str:
+    """Return the ideas that failed as a data block; empty without any."""
     failed = failed_ideas(history)
-    if failed:
-        blocks.append(data_block("ideas that failed, newest first", fit_lines(failed, MAX_FAILED_CHARS)))
-    return "\n".join(blocks)
+    return data_block("ideas that failed, newest first", fit_lines(failed, MAX_FAILED_CHARS)) if failed else ""
 
 
 def failed_ideas(history: Iterable[RoundRow]) -> list[str]:

@@ -23,6 +23,8 @@ INNER_DECODERS = {
 BASELINES = {
     "mwpm": "matching without the predecoder",
     "mwpm_correlated": "correlated matching",
+    "mwpm_estimated": "matching with error rates estimated from the shots",
+    "mwpm_correlated_estimated": "correlated matching with error rates estimated from the shots",
     "bposd0": "BP-OSD of order 0",
     "bposd_cs10": "BP-OSD with a combination sweep of order 10",
     "bposd_joint": "BP-OSD on all detectors jointly",
@@ -31,13 +33,13 @@ BASELINES = {
     "relay_bp": "Relay-BP",
 }
 
-CODER_PROMPT = f"""You are the Coder. Turn the hypothesis into the config of the predecoder and, where the config cannot
-express it, into whole-file edits of the editable modules (flat Python files, one architecture per file).
-The config file is written from `dsl_config`; do not edit it. Leave `edits` empty if the config says it all.
-Config and code are built and take one training step before the round is spent; what fails comes back to you.
+_CODER_TASK = "You are the Coder. Turn the hypothesis into the config of the predecoder"
+_CODER_CONFIG = "The config file is written from `dsl_config`; do not edit it."
+_CODER_EDITS = """
 Edited code may import torch and the other editable modules. It must not access files, network, clock or environment
-variables, and it keeps the names and signatures that other files use.
-{_RULES}"""
+variables, and it keeps the names and signatures that other files use."""
+_CODER_BUILD = """
+Config and code are built and take one training step before the round is spent; what fails comes back to you."""
 
 ANALYST_PROMPT = f"""You are the Analyst. Read the metrics of one round and state what it showed.
 verdict: `candidate` asks the verifier to spend fresh shots on the round; `ignore` does not. It is a nomination, not a
@@ -55,7 +57,7 @@ rounds only where a finding names them. If the findings do not suffice for a con
 _CODE_FACT = (
     "Code may change, too: the Coder writes what `code_change` describes and proposes it with the config, which may "
     "then be that of an earlier round. `custom` as `head`, `message_fn` or `aggregation` selects a class that the "
-    "Coder writes into custom_fn.py. Code that does not build is repaired before the round is spent."
+    "Coder writes into custom_fn.py. Code that does not build goes back to the Coder, twice at most."
 )
 
 
@@ -85,6 +87,23 @@ Name only rounds that are listed as forkable. A config that was measured before 
     return task, "\n".join(["What is known:", *(f"- {fact}" for fact in facts)])
 
 
+def coder_prompt(*, code_may_change: bool, is_built: bool) -> str:
+    """Return the system prompt of the Coder.
+
+    Args:
+        code_may_change: Whether its edits of the editable modules are accepted.
+        is_built: Whether config and code are built before the round is spent; a composition is not.
+    """
+    if not code_may_change:
+        no_edits = "Leave `edits` empty: the code of this run does not change."
+        return f"{_CODER_TASK}.\n{_CODER_CONFIG} {no_edits}\n{_RULES}"
+    task = (
+        f"{_CODER_TASK} and, where the config cannot\nexpress it, into whole-file edits of the editable modules (flat "
+        f"Python files, one architecture per file).\n{_CODER_CONFIG} Leave `edits` empty if the config says it all."
+    )
+    return f"{task}{_CODER_BUILD if is_built else ''}{_CODER_EDITS}\n{_RULES}"
+
+
 def describe_baselines(names: Iterable[str]) -> str:
     """Return baselines by name and meaning."""
     return ", ".join(f"{name} ({BASELINES.get(name, 'external decoder')})" for name in names)
@@ -97,17 +116,17 @@ def _facts(env: EnvSpec, inputs: str) -> list[str]:
     else:
         facts.append(
             "The inner decoder already uses the detectors of the observable's own sector. `inputs: other_sector` "
-            "reads the others, which carry independent evidence; networks that read all detectors tend to count "
-            "evidence twice."
+            "reads the others, which it does not use; networks that read all detectors tend to count evidence twice."
         )
-    stronger = [name for name in env.baselines if name != env.backend]
-    if stronger:
-        names = describe_baselines(stronger)
-        facts.append(f"A gain over the inner decoder alone is half the way: compare with {names}.")
+    baselines = describe_baselines(name for name in env.baselines if name != env.backend)
+    if baselines:
+        facts.append(
+            f"The verifier also measures {baselines}; a gain over the inner decoder need not be one over these."
+        )
     if env.backend == "mwpm":
         facts.append(
-            "Fine-tuning through the matching, on shots near failure, improves on training with edge labels; a "
-            "learning rate that is too high undoes it."
+            "The network can be fine-tuned through the matching, on shots near failure: on surface codes, this has "
+            "improved on training with edge labels. A learning rate that is too high undoes it."
         )
     else:
         facts.append(

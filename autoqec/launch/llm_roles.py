@@ -17,6 +17,7 @@ from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import ContractError, UsageError
+from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.launch.budget_left import remaining
 from autoqec.launch.role_options import RoleOptions
 from autoqec.launch.trials import Trials
@@ -45,6 +46,7 @@ class LlmRoles:
     def __init__(self, choice: RoleOptions, run: RunContext, on_event: OnEvent) -> None:
         from autoqec.llm.cassette import CassetteFile
         from autoqec.llm.ledger import Ledger
+        from autoqec.llm.paid_answers import PaidAnswers, PaidAnswersLM, settle_recorded_calls
 
         self._choice, self._run, self._on_event = choice, run, on_event
         self.budget_message: str | None = None
@@ -60,9 +62,16 @@ class LlmRoles:
         cassette_file = CassetteFile(layout.cassette, "record" if choice.cassette is None else "replay")
         tokens = None if choice.max_tokens is None else int(choice.max_tokens)
         self._ledger: Ledger = Ledger(layout.ledger, max_usd=choice.max_usd, max_tokens=tokens)
-        self._clients: dict[str, LanguageModel] = {
+        interrupted = _interrupted_attempts(run) if choice.cassette is None else ()
+        answers = PaidAnswers(layout.cassette, interrupted)
+        if choice.cassette is None:  # the ids of a replayed cassette are those of another run
+            settle_recorded_calls(self._ledger, layout.cassette)
+        clients = {
             role: get_lm_client(choice.config(role), cassette_file=cassette_file, ledger=self._ledger)
             for role in choice.models
+        }
+        self._clients: dict[str, LanguageModel] = {
+            role: PaidAnswersLM(client, answers) for role, client in clients.items()
         }
 
     def ideator(self) -> Callable[[IdeatorView], IdeatorResponse | None]:
@@ -235,3 +244,14 @@ class LlmRoles:
 
     def _latest_attempt(self) -> Begun:
         return self._attempts()[-1]
+
+
+def _interrupted_attempts(run: RunContext) -> tuple[str, ...]:
+    """Return the ids of the last attempts of a run if they ended before anything was planned."""
+    ids, rounds = list[str](), run.memory.state.rounds
+    for attempt in [*run.memory.attempt_state.attempts.values()][::-1]:
+        ended = rounds.get(attempt.id)
+        if attempt.planned is not None or (ended is not None and ended.row.status not in ABORTED_STATUSES):
+            break
+        ids.append(attempt.id)
+    return tuple(ids)

@@ -50,7 +50,8 @@ class Request(Contract):
         system: Blocks, the stable part first; all but the last, or the only one, are cached if the backend can.
         context: Blocks above the first turn. Those of an earlier call stay the same and new ones follow them, so that
             a backend with a cache reads the earlier ones from it.
-        aside: Text below the first turn that depends on the machine; it is not part of the fingerprint.
+        aside: Text below the first turn that is not part of the fingerprint: it depends on the machine, or follows
+            from earlier answers.
         output: Model that the answer must fit; numeric bounds are checked here, not by the provider.
         max_tokens: Limit of the answer, thinking included.
     """

@@ -1,7 +1,8 @@
 """Cassettes: calls recorded once and replayed without a key, a network or a model.
 
-One JSON line per call: its fingerprint, the request, and the response or the typed error. The n-th call with a
-fingerprint gets the n-th answer; a call that the file does not hold is an error. Keys are removed from every line.
+One JSON line per call: its fingerprint, the request, the response or the typed error, and under which attempt and
+which id the ledger booked it. The n-th call with a fingerprint gets the n-th answer; a call that the file does not hold
+is an error. Keys are removed from every line.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from autoqec.llm.base import (
     with_parsed_output,
 )
 from autoqec.llm.errors import CassetteMissError, LlmError
+from autoqec.llm.ledger import current_booking
 from autoqec.llm.redact import redact_value
 from autoqec.llm.usage import Usage
 from autoqec.store import jsonl
@@ -109,7 +111,10 @@ class CassetteLM(BaseLanguageModel):
         key = request.fingerprint(self.model)
         if self.cassette_file.mode == "replay":
             return self._replay(key, request)
-        row = {"kind": "complete", "key": key, "role": request.role, "model": self.model, "request": request.dump()}
+        row = {
+            "kind": "complete", "key": key, "role": request.role, "model": self.model, **current_booking(),
+            "request": request.dump(),
+        }  # fmt: skip
         try:
             response = self._wrapped_model().complete(request)
         except LlmError as error:
@@ -145,19 +150,30 @@ class CassetteLM(BaseLanguageModel):
 
     def _replay(self, key: str, request: Request) -> Response:
         row = self.cassette_file.next(key, request, self.model, what="call")
-        if row["error"] is None:
-            return with_parsed_output(Response.read(row["reply"], location=str(self.cassette_file.path)), request)
-        error = row["error"]
-        usage = Usage.read(error["usage"], location=str(self.cassette_file.path)) if error["usage"] else None
-        raise _RECORDED_ERRORS[error["kind"]](
-            error["what"],
-            location=error["where"],
-            hint=error["mend"],
-            usage=usage,
-            cost_usd=error["cost_usd"],
-            lost_attempts=error["lost_attempts"],
-            answer=error.get("answer"),  # cassettes of earlier versions have none
-        )
+        return with_parsed_output(recorded_answer(row, location=str(self.cassette_file.path)), request)
+
+
+def is_answer(row: dict[str, Any]) -> bool:
+    """Return whether a line holds what a model answered, be it unusable; an outage is no answer."""
+    error = row.get("error")
+    return row.get("kind") == "complete" and (error is None or error["kind"] != "LmUnavailable")
+
+
+def recorded_answer(row: dict[str, Any], *, location: str) -> Response:
+    """Return the answer of a recorded call, or raise the error that it ended with."""
+    error = row["error"]
+    if error is None:
+        return Response.read(row["reply"], location=location)
+    usage = Usage.read(error["usage"], location=location) if error["usage"] else None
+    raise _RECORDED_ERRORS[error["kind"]](
+        error["what"],
+        location=error["where"],
+        hint=error["mend"],
+        usage=usage,
+        cost_usd=error["cost_usd"],
+        lost_attempts=error["lost_attempts"],
+        answer=error.get("answer"),  # cassettes of earlier versions have none
+    )
 
 
 def _error_row(error: LlmError) -> dict[str, Any]:

@@ -17,6 +17,13 @@ from autoqec.llm.usage import Usage
 from autoqec.store import jsonl
 
 _current_attempt_id: ContextVar[str | None] = ContextVar("round_attempt_id", default=None)
+_current_call_id: ContextVar[str | None] = ContextVar("call_id", default=None)
+
+
+def current_booking() -> dict[str, str]:
+    """Return the attempt and the ledger's id of the call that is being made, those that are known."""
+    ids = {"round_attempt_id": _current_attempt_id.get(), "call_id": _current_call_id.get()}
+    return {name: value for name, value in ids.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,11 @@ class Ledger:
             self._write(line)
         return str(line["id"])
 
+    @property
+    def pending_calls(self) -> frozenset[str]:
+        """Ids of calls that were booked and not settled."""
+        return frozenset(self._pending)
+
     def settle(self, call_id: str, outcome: str, result: Response | LlmError) -> None:
         """Book what the call cost. `outcome` is `ok` or the error's name."""
         usage = result.usage
@@ -198,11 +210,14 @@ class MeteredLM(BaseLanguageModel):
     def complete(self, request: Request) -> Response:
         """Book the call and ask the wrapped model."""
         call = self.ledger.reserve(request, self.model, self._cost_bound(request))
+        token = _current_call_id.set(call)
         try:
             response = self.wrapped.complete(request)
         except LlmError as error:
             self.ledger.settle(call, type(error).__name__, error)
             raise
+        finally:
+            _current_call_id.reset(token)
         self.ledger.settle(call, "ok", response)
         return response
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from autoqec.cli.assistant_files import installed_command, render
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.llm.ledger import Ledger
+from autoqec.orchestrator.failpoint import FAILPOINT_VARIABLE
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -59,13 +61,15 @@ def answer(body: dict[str, Any]) -> Behaviour:
     return say_json(ANALYST)
 
 
-def started(workspace: Workspace, server: MessagesServer | None, *more: str, timeout: float = 300) -> CommandResult:
+def started(
+    workspace: Workspace, server: MessagesServer | None, *more: str, timeout: float = 300, **environ: str
+) -> CommandResult:
     secret = workspace.root.parent / "secret"
     secret.write_bytes(SECRET)
     key = {"ANTHROPIC_API_KEY": server.key, "ANTHROPIC_BASE_URL": server.url} if server else {}
     small = ("--profile", "smoke", "--scale", "0.1")  # no assertion depends on how good the networks are
     options = (*small, "--rounds", "1", "--ideator", "llm", "--secret-file", str(secret))
-    return workspace.autoqec("run", "env.yaml", *options, *more, timeout=timeout, **key)
+    return workspace.autoqec("run", "env.yaml", *options, *more, timeout=timeout, **key, **environ)
 
 
 def only_run(workspace: Workspace) -> RunLayout:
@@ -122,6 +126,29 @@ def test_replay_needs_no_model_key_or_network(
                  "delta_vs_baseline_holdout"):  # fmt: skip
         assert getattr(old, name) == getattr(new, name), name
     assert len(server.requests) == request_count and run.cassette.read_bytes() == first.cassette.read_bytes()
+
+
+def test_answer_before_a_crash_is_not_paid_again(tmp_path: Path) -> None:
+    """The process is killed between the Ideator's answer and the plan of the round."""
+    workspace = made_workspace(tmp_path)
+    with MessagesServer(key=KEY) as server:
+        server.answer = answer
+        died = started(workspace, server, **{FAILPOINT_VARIABLE: "ideated"})
+        assert died.code == -signal.SIGKILL and len(server.requests) == 1
+        run = only_run(workspace)
+        paid = Ledger(run.ledger).totals.to_json()
+        key = {"ANTHROPIC_API_KEY": server.key, "ANTHROPIC_BASE_URL": server.url}
+        resumed = workspace.autoqec("run", "--resume", run.run_id, **key)
+    assert resumed.code == 0, resumed.err
+    asked = [re.findall(r"You are the (\w+)", json.dumps(body["system"]))[0] for body in server.requests]
+    assert asked == ["Ideator", "Coder", "Analyst"], "no role was asked twice"
+    lost, row = History(run).rows()
+    assert lost.status == "orphaned_branch" and row.dsl_config == CONFIG
+    assert row.ideator_source is not None and row.ideator_source.startswith("llm claude-")
+    (shown,) = workspace.autoqec("show", run.run_id, "--json").objects
+    usage = shown["language_models"]
+    assert paid["calls"] == 1 and usage["by_role"]["ideator"] == paid and usage["calls"] == 3
+    assert usage["input_tokens"] == server.billed["input"] and usage["output_tokens"] == server.billed["output"]
 
 
 # A patched config exists only for a failed round: tests/unit/cli/test_review_and_diagnose.py runs these two.

@@ -10,7 +10,7 @@ import pytest
 from autoqec.contracts.notebook import Citation
 from autoqec.errors import ContractError
 from autoqec.ideators import notebook
-from autoqec.ideators.notebook import Notebook, failed_ideas, format_notebook
+from autoqec.ideators.notebook import Notebook, failed_ideas, failures_block, lessons_block
 from autoqec.store import jsonl
 from tests.support.role_views import ideator_view
 
@@ -41,7 +41,7 @@ def book(tmp_path: Path) -> Notebook:
 def test_lesson_is_kept_with_its_figures(book: Notebook) -> None:
     lesson = book.add("64 units at a rate of 0.003 gain 1.23e-3", [cite()], history(row(1)))
     assert book.lessons() == [lesson]
-    text = format_notebook(book.lessons(), history(row(1)))
+    text = lessons_block(book.lessons())
     assert "1. 64 units at a rate of 0.003 gain 1.23e-3 [r1 delta_ler 0.00123]" in text
     assert book.add(lesson.text, lesson.cites, history(row(1))) == lesson, "noted once"
 
@@ -82,7 +82,7 @@ def test_full_notebook_keeps_every_lesson_until_one_replaces_them(book: Notebook
     merged = book.add("the first three in one", [cite()], rows, replaces=[1, 2, 3])
     kept = [lesson.id for lesson in book.lessons()]
     assert kept == [*range(4, notebook.MAX_LESSONS + 1), merged.id]
-    text = format_notebook(book.lessons(), rows)
+    text = lessons_block(book.lessons())
     assert all(f"lesson number {number}" in text for number in range(3, notebook.MAX_LESSONS)), "none is left out"
 
 
@@ -93,7 +93,7 @@ def test_longest_lessons_and_failures_stay_within_their_room(book: Notebook) -> 
     for number in range(notebook.MAX_LESSONS):
         cites = [cite(figure="n_params", value=4000.0)] * 6
         book.add(f"{number} " + "long " * 80, cites, rows)
-    text = format_notebook(book.lessons(), rows)
+    text = lessons_block(book.lessons()) + failures_block(rows)
     assert text.count(" [r1 n_params 4000") == notebook.MAX_LESSONS and "(and more)" not in text
     assert len(text) <= notebook.MAX_NOTEBOOK_CHARS + notebook.MAX_FAILED_CHARS + 400
 

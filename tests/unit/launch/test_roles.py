@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,15 @@ from autoqec.errors import UsageError
 from autoqec.launch import role_options
 from autoqec.launch.role_options import RoleOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
-from autoqec.llm import anthropic_client
 from autoqec.llm.config import round_timeout_s
 from autoqec.llm.errors import CassetteMissError, LlmAuthError
 from autoqec.llm.ledger import Ledger
-from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, Run, search, start_run
+from autoqec.orchestrator.run import BUILTIN_IDEATORS, Run, search
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import fold
 from autoqec.system import machine
-from tests.conftest import Workspace
 from tests.support import rounds
 from tests.support.messages_server import Behaviour, MessagesServer, fail, say, say_json, trickled
 from tests.support.role_views import coder_view
@@ -37,17 +34,6 @@ from tests.unit.continual.runtime.test_checkpoint_agents import config, measured
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
 ANSWER = {"hypothesis": "messages see the lattice", "slug": "gnn-eleven", "fork_from": [], "proposal": GNN}
-SECRET = b"a secret that only tests may know"
-
-
-@pytest.fixture
-def run(workspace: Workspace, tmp_path: Path) -> Iterator[Run]:
-    """Open a run whose first round has begun."""
-    (tmp_path / "secret").write_bytes(SECRET)
-    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, "llm", secret_file=tmp_path / "secret",
-                   roles=Roles(search("tpe"))) as opened:  # fmt: skip
-        opened.memory.history.append_attempt(Begun(round_attempt_id="attempt-1", round=1))
-        yield opened
 
 
 @pytest.fixture
@@ -238,17 +224,6 @@ def test_trained_analyst_nominates_or_falls_back_to_the_interval(run: Run, check
         nomination = roles.analyst(view)
         assert (nomination.verdict if nomination else None) == ends
     assert event_kinds == ["lm_given_up analyst"]
-
-
-@pytest.fixture(params=[False, True], ids=["whole", "stream"])
-def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessagesServer]:
-    """A loopback server as the endpoint of every role, with and without streaming."""
-    if request.param:
-        monkeypatch.setattr(anthropic_client, "STREAM_ABOVE", 0)
-    with MessagesServer(key="none") as server:
-        for role in ("IDEATOR", "CODER", "ANALYST"):
-            monkeypatch.setenv(f"AUTOQEC_{role}_BASE_URL", server.url)
-        yield server
 
 
 @pytest.mark.parametrize(
