@@ -85,17 +85,20 @@ class AnthropicLM(BaseLanguageModel):
     def complete(self, request: Request) -> Response:
         """Ask the model; see `LanguageModel.complete`. Any answer that is not a message of the API is a bad answer."""
         start = time.monotonic()
+        message = None
         with call_attempts(self._timeout_s) as attempts:
             try:
                 message = self._ask(request, attempts)
                 return self._to_response(request, message, attempts, int((time.monotonic() - start) * 1000))
             except FORM_ERRORS as error:
-                usage, hour = _usage((attempts.body or {}).get("usage"))
+                reported = getattr(message, "usage", None) or (attempts.body or {}).get("usage")
+                usage, hour = _usage(reported)
+                came = message is not None or attempts.body is not None
                 raise LlmBadAnswerError(
                     f"the endpoint's answer does not have the form of the Messages API ({type(error).__name__})",
                     location=self.model,
-                    usage=usage if attempts.body else None,
-                    cost_usd=prices.cost_usd(self.model, usage, cache_write_1h_tokens=hour) if attempts.body else None,
+                    usage=usage if came else None,
+                    cost_usd=prices.cost_usd(self.model, usage, cache_write_1h_tokens=hour) if came else None,
                 ) from error
 
     def count_tokens(self, request: Request) -> int:

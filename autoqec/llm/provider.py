@@ -5,6 +5,7 @@ The base has retries, deadline, typed errors, and options that are dropped.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -239,30 +240,37 @@ def response_of(
 
     Raises:
         LlmError: The model refused, or the answer is cut off or malformed; with its usage and cost.
-        ValueError: A block does not have its form.
+        ValueError: The answer does not have its form.
     """
-    response = Response(
-        text=answer.text,
-        tool_calls=tuple(
-            ToolCall(id=block["id"], name=block["name"], input=block["input"])
-            for block in answer.blocks
-            if block["type"] == "tool_use"
-        ),
-        usage=answer.usage,
-        stop_reason=answer.stop_reason,
-        model=answer.model,
-        cost_usd=cost_usd,
-        duration_ms=duration_ms,
-        blocks=answer.blocks,
-        lost_attempts=attempts.lost,
-    )
     try:
+        response = Response(
+            text=answer.text,
+            tool_calls=_tool_calls(answer, model),
+            usage=answer.usage,
+            stop_reason=answer.stop_reason,
+            model=answer.model,
+            cost_usd=cost_usd,
+            duration_ms=duration_ms,
+            blocks=answer.blocks,
+            lost_attempts=attempts.lost,
+        )
         _check_answer(answer, model)
         parsed = None if request.output is None or response.tool_calls else parse_output(request.output, answer.text)
     except LlmError as error:
         error.usage, error.cost_usd = answer.usage, cost_usd
         raise
     return response.model_copy(update={"parsed": parsed})
+
+
+def _tool_calls(answer: Answer, model: str) -> tuple[ToolCall, ...]:
+    """Return the tool calls of an answer. Raises LlmBadAnswerError for one whose input is not a JSON object."""
+    calls = [block for block in answer.blocks if block["type"] == "tool_use"]
+    try:
+        json.dumps([call["input"] for call in calls], allow_nan=False)  # what is recorded has to be JSON
+        return tuple(ToolCall(id=call["id"], name=call["name"], input=call["input"]) for call in calls)
+    except (LookupError, TypeError, ValueError) as error:
+        message = f"a tool call does not have the form of the API ({type(error).__name__})"
+        raise LlmBadAnswerError(message, location=model) from error
 
 
 def _check_answer(answer: Answer, model: str) -> None:

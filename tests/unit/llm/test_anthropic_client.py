@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
@@ -314,6 +316,7 @@ def test_slowly_streamed_answer_is_cut_off(server: MessagesServer, stream: bool)
         lm(server, stream=stream, timeout_s=0.5, max_retries=1).complete(request())
 
 
+TOOL = Tool(name="query_history", description="rows", input_schema={"type": "object", "properties": {}})
 FORMS = {
     "text is null": ('"text": "odd!odd!"', '"text": null'),
     "text is a number": ('"text": "odd!odd!"', '"text": 5'),
@@ -333,6 +336,16 @@ def test_malformed_answers_have_an_error_type(server: MessagesServer, form: str)
     server.answer = lambda body: edited(say("odd!odd!"), FORMS[form])
     with pytest.raises(LlmBadAnswerError) as caught:
         lm(server, max_retries=0).complete(request(output=Guess))
+    assert caught.value.usage is not None and caught.value.cost_usd is not None
+
+
+@pytest.mark.parametrize("arguments", [["mlp"], "mlp", 7, None, True, {"at": math.nan}])
+def test_tool_call_whose_input_is_no_json_object_is_a_bad_answer(
+    server: MessagesServer, stream: bool, arguments: Any
+) -> None:
+    server.answer = lambda body: use_tool("query_history", arguments)
+    with pytest.raises(LlmBadAnswerError) as caught:
+        lm(server, stream=stream, max_retries=0).complete(request(tools=(TOOL,)))
     assert caught.value.usage is not None and caught.value.cost_usd is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -284,6 +285,31 @@ def test_tool_calls_round_trip_through_the_completions_api():
         turns = (*request().messages, first.turn(), tool_results({"call_1": "found"}))
         assert lm.complete(Request(messages=turns, tools=(tool,))).text == "seen"
         assert [m["role"] for m in server.requests[1]["messages"]] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    "arguments", ['["mlp"]', '"mlp"', "7", "null", "true", '{"at": NaN}', '{"at": ', '[{"at": 1}]']
+)
+def test_tool_call_whose_arguments_are_no_json_object_is_a_bad_answer(arguments):
+    pytest.importorskip("openai", reason="pip install 'autoqec[openai]'")
+    tool = Tool(name="look", description="Looks.", input_schema={"type": "object", "properties": {}})
+    with CompletionsServer() as server:
+        server.answer = lambda body: edited(use_tool("look", {"at": 1}), ('"{\\"at\\": 1}"', json.dumps(arguments)))
+        lm = get_lm_client(LMConfig(model="qwen3", backend="openai", base_url=server.url))
+        with pytest.raises(LlmBadAnswerError) as caught:
+            lm.complete(request(tools=(tool,)))
+    assert caught.value.usage is not None
+
+
+@pytest.mark.parametrize("call", ['"look"', "[]", '{"name": "look", "args": ["mlp"]}', '{"name": "look", "args": 7}'])
+def test_function_call_that_gemini_was_not_offered_is_a_bad_answer(call):
+    pytest.importorskip("google.genai", reason="pip install 'autoqec[gemini]'")
+    with GeminiServer() as server:
+        server.answer = lambda body: edited(say("odd!odd!"), ('"text": "odd!odd!"', f'"functionCall": {call}'))
+        lm = get_lm_client(LMConfig(model="gemini-3-pro", base_url=server.url))
+        with pytest.raises(LlmBadAnswerError) as caught:
+            lm.complete(request(output=Idea))
+    assert not lm.supports_tools and caught.value.usage is not None
 
 
 def test_thinking_budget_is_sent_to_gemini_unless_the_model_rejects_it(caplog):
