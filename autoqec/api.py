@@ -189,12 +189,13 @@ def decode(
         Predicted observable flips, bool [n_shots, n_observables].
 
     Raises:
-        UsageError: The checkpoint is not a verified artifact, the shots do not fit its env, or there are more threads
-            than cores.
+        UsageError: The checkpoint is not a verified artifact, the shots do not fit its env, there are more threads
+            than cores, or the memory does not suffice.
         ContractError: The checkpoint is invalid, or its outputs are not finite.
     """
     import numpy as np
 
+    from autoqec.decoders.decode_memory import require_decode_memory
     from autoqec.decoders.decoding import CheckpointDecoder, read_model
     from autoqec.decoders.threads import check_threads, decode_array
     from autoqec.errors import UsageError
@@ -204,6 +205,7 @@ def decode(
     env_name = None if env is None else str(env)
     with open_checkpoint(Path(checkpoint), env_name, trust_code=trust_code, unverified=unverified) as opened:
         model = None if dem is None else read_model(Path(dem), opened.env)
+        require_decode_memory(opened.env, model, threads)
         decoders = [
             CheckpointDecoder.of(opened.env, opened.path, model, allow_other_dem=allow_other_dem)
             for _ in range(threads)

@@ -11,7 +11,7 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import RunInfo
-from autoqec.contracts.profiles import profile_of
+from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
 from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import new_secret, read_secret, require_only_copy
@@ -64,7 +64,7 @@ def check_start(
         UsageError: A check failed; names which.
     """
     env, env_text = files.load_env(env_path)
-    profile_of(profile)
+    chosen = profile_of(profile)
     workspace = Repo.discover(repo)
     baseline = workspace.head_sha()
     baseline_config = baseline_config_at(workspace, baseline)
@@ -73,7 +73,7 @@ def check_start(
     runs_root = runs_dir(workspace.root)
     _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
     secret = new_secret(secret_file)
-    network_options = find_network_options(env)
+    network_options = find_network_options(env, baseline_config, chosen)
     recorded = check_recorded(env, Path(env_path).parent)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
@@ -148,7 +148,8 @@ def check_resume(run_id: str, repo: Path | str) -> ResumeCheck:
     notes = _require_unchanged(workspace, layout, info, env_text)
     _require_writable(layout.root)
     config = baseline_config_at(workspace, info.baseline_sha)
-    return ResumeCheck(workspace, layout, info, env, env_text, config, find_network_options(env), tuple(notes))
+    options = find_network_options(env, config, profile_of(info.profile))
+    return ResumeCheck(workspace, layout, info, env, env_text, config, options, tuple(notes))
 
 
 def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) -> list[str]:
@@ -199,20 +200,28 @@ class NetworkOptions:
     gate_available: bool
 
 
-def find_network_options(env: EnvSpec) -> NetworkOptions:
+def find_network_options(env: EnvSpec, config: dict[str, Any], profile: Profile) -> NetworkOptions:
     """Build the decoding problem at every noise point; of a family, also every circuit's network.
 
+    Args:
+        env: The env.
+        config: The config of the baseline; its training needs memory.
+        profile: Limits the memory of a round.
+
     Raises:
-        UsageError: A circuit cannot be decoded, no network is within the env's limits, or the circuits of a family
-            cannot share weights.
+        UsageError: A circuit cannot be decoded, a round would need more memory than there is, no network is within the
+            env's limits, or the circuits of a family cannot share weights.
     """
     from autoqec.decoders import family
     from autoqec.decoders.feasibility import require_feasible_limits
     from autoqec.decoders.gating import has_gap
     from autoqec.qec import external_decoders
     from autoqec.qec.problem import Problem
+    from autoqec.runner.round_memory import RoundMemory
 
     external_decoders.require_installed(env)
+    training = parse_dsl(config, location=EDITABLE_CONFIG).training
+    RoundMemory.of(env, training, profile).require(f"env `{env.name}`", profile)
     problems = [Problem.from_env(env, p) for p in env.points]
     inputs = "other_sector" if len(problems[0].graph.out_of_sector) else "all"
     require_feasible_limits(env.constraints, problems[0], inputs)

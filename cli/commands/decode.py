@@ -102,7 +102,7 @@ def command(
         from autoqec.qec import shotfiles
         from autoqec.qec.weighted_mwpm import compiled_soft_matcher
 
-        decoders = [_decoder(loaded, dem, window, allow_other_dem=allow_other_dem) for _ in range(threads)]
+        decoders = _decoders(loaded, dem, window, threads, allow_other_dem=allow_other_dem)
         decoding = decoders[0]
         problem = decoding.problem if isinstance(decoding, CheckpointDecoder) else decoding
         if loaded.env.backend == "mwpm" and compiled_soft_matcher() is None:
@@ -123,18 +123,22 @@ def command(
     out.emit({"out": str(target), **figures, **({} if latency is None else {"latency": latency})})
 
 
-def _decoder(
-    loaded: OpenCheckpoint, dem: Path | None, window: int | None, *, allow_other_dem: bool
-) -> CheckpointDecoder | WindowedDecoder:
-    """Return the decoder of a checkpoint for the model in a file, or for that of its env."""
+def _decoders(
+    loaded: OpenCheckpoint, dem: Path | None, window: int | None, threads: int, *, allow_other_dem: bool
+) -> list[CheckpointDecoder] | list[WindowedDecoder]:
+    """Return the decoders of a checkpoint for the model in a file, or for that of its env, one per thread."""
+    from autoqec.decoders.decode_memory import require_decode_memory
     from autoqec.decoders.decoding import CheckpointDecoder, read_model
     from autoqec.decoders.windows import WindowedDecoder
     from autoqec.qec.problem import Problem
 
     model = None if dem is None else read_model(dem, loaded.env)
     if window is None:
-        return CheckpointDecoder.of(loaded.env, loaded.path, model, allow_other_dem=allow_other_dem)
-    return WindowedDecoder(loaded.env, loaded.path, model or Problem.from_env(loaded.env).dem, window)
+        require_decode_memory(loaded.env, model, threads)
+        of = CheckpointDecoder.of
+        return [of(loaded.env, loaded.path, model, allow_other_dem=allow_other_dem) for _ in range(threads)]
+    model = model or Problem.from_env(loaded.env).dem
+    return [WindowedDecoder(loaded.env, loaded.path, model, window) for _ in range(threads)]
 
 
 def _check_options(dem: Path | None, window: int | None, latency_shots: int | None, *, allow_other_dem: bool) -> None:

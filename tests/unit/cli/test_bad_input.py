@@ -235,6 +235,20 @@ def test_dry_run_shows_profile_and_writes_nothing(workspace: Workspace) -> None:
     assert workspace.files() == before
 
 
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_experiment_longer_than_memory_is_rejected_before_it_is_built(
+    workspace: Workspace, more: tuple[str, ...]
+) -> None:
+    text = (workspace.root / "env.yaml").read_text(encoding="utf-8")
+    long = text.replace("distance: 3", "distance: 11").replace("rounds: 3", "rounds: 10000")
+    assert long.count("distance: 11") == long.count("rounds: 10000") == 1
+    (workspace.root.parent / "long.yaml").write_text(long, encoding="utf-8")
+    before = workspace.files()
+    shown = workspace.autoqec("run", str(workspace.root.parent / "long.yaml"), *FRUGAL, *more)
+    refused(shown, "needs about", "more than the 4 GB that profile `smoke` allows", "fewer rounds", "--window")
+    assert workspace.files() == before
+
+
 def test_invalid_slurm_options_are_rejected(workspace: Workspace, tmp_path: Path) -> None:
     """No SLURM, an unknown option, an unknown partition: each is found before the run exists."""
     before = workspace.files()

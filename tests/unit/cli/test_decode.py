@@ -11,6 +11,7 @@ import pytest
 import stim
 import torch
 
+import autoqec
 from autoqec.cli.autoqec import group
 from autoqec.cli.commands.decode import FORMATS, first_shots
 from autoqec.cli.common import run_cli
@@ -26,6 +27,7 @@ from autoqec.qec.backends import make_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.store.files import dump_config
+from autoqec.system import memory
 from tests.support.envs import BANDS, problem, surface
 
 SHOTS = CHUNK + 64  # more than a chunk, and whole groups of 64
@@ -333,6 +335,26 @@ class TestOtherDem:
         capsys.readouterr()
         assert decode(tmp_path, *dem, "--window", "8", "--latency", "3", out="no") == 2
         refused(capsys, "--window", "cannot be used with --latency")
+
+    def test_experiment_longer_than_memory_is_rejected(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A model whose loops would need 10^9 rounds of memory is refused without being unrolled."""
+        dsl = parse_dsl({"type": "local", "local": {"hidden": 4}})
+        checkpoint.save(tmp_path / "checkpoint.pt", compile_predecoder(dsl, problem(3), seed=0), dsl)
+        (tmp_path / "env.yaml").write_text(dump_config(surface(3).dump()), encoding="utf-8")
+        long = stim.Circuit.generated(
+            "surface_code:rotated_memory_z", distance=3, rounds=10**9, after_clifford_depolarization=0.01
+        )
+        dem = ("--dem", str(self.write_dem(long, tmp_path / "long.stim")))
+        write(tmp_path / "shots.b8", np.zeros((1, 8), np.uint8), "b8", 64)
+        assert decode(tmp_path, *dem, out="no") == 2
+        refused(capsys, "experiment of 8,000,000,000 detectors", "model and graph", "available", "--window ROUNDS")
+        assert not (tmp_path / "no").exists()
+        monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+        with pytest.raises(UsageError, match="needs about .* GB more than the 1e-06 GB available"):
+            autoqec.decode(tmp_path / "checkpoint.pt", np.zeros((1, 24), bool), env=tmp_path / "env.yaml",
+                           unverified=True)  # fmt: skip
 
     def test_circuit_file_is_accepted_as_model(self, made: tuple[Path, np.ndarray]) -> None:
         place, expected = made

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from autoqec.contracts.dsl import TrainingConfig
+from autoqec.contracts.profiles import profile_of
+from autoqec.errors import UsageError
 from autoqec.locate import BUILTIN
 from autoqec.orchestrator.run_checks import NetworkOptions, find_network_options
+from autoqec.qec.memory import MODEL
+from autoqec.qec.problem import Problem
+from autoqec.runner.round_memory import RoundMemory
 from autoqec.store.files import load_env
+from autoqec.system import memory
+from tests.support.envs import surface, surface_family
+
+CONFIG = {"type": "mlp", "mlp": {"hidden": 8}}
 
 
 @pytest.mark.parametrize(
@@ -17,4 +27,26 @@ from autoqec.store.files import load_env
     ],
 )
 def test_network_options_follow_from_the_env(name: str, expected: NetworkOptions) -> None:
-    assert find_network_options(load_env(BUILTIN / f"{name}.yaml")[0]) == expected
+    assert find_network_options(load_env(BUILTIN / f"{name}.yaml")[0], CONFIG, profile_of("dev")) == expected
+
+
+def test_a_machine_with_too_little_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of both processes count; the problem is not built."""
+    env = surface(5, rounds=1000)
+    needed = RoundMemory.of(env, TrainingConfig(), profile_of("dev"))
+    total = sum((*needed.run.values(), *needed.training.values()))
+    monkeypatch.setattr(memory, "available_bytes", lambda: int(total - 1e6))
+    monkeypatch.setattr(Problem, "from_env", None)
+    with pytest.raises(UsageError, match="GB of memory .*, 0.001 GB more than the .* GB available") as caught:
+        find_network_options(env, CONFIG, profile_of("dev"))
+    assert caught.value.location == "env `surface_d5_z`" and "fewer rounds" in str(caught.value.hint)
+
+
+def test_every_circuit_of_a_family_needs_memory() -> None:
+    one, dev = surface(3, rounds=200), profile_of("dev")
+    both = surface_family((3, 200), (3, 100), p=(0.01, 0.02))
+    found = [RoundMemory.of(env, TrainingConfig(), dev) for env in (one, both)]
+    models = [[sum(size for name, size in part.items() if MODEL in name) for part in (each.run, each.training)]
+              for each in found]  # fmt: skip
+    assert models[1][0] == pytest.approx(2.5 * models[0][0], rel=0.05)  # two p of the target, and half of it
+    assert models[1][1] > 1.2 * models[0][1]

@@ -1,0 +1,49 @@
+"""Sizes of models whose loops are not unrolled."""
+
+from __future__ import annotations
+
+import pytest
+import stim
+
+from autoqec.qec.memory import ModelSize
+from autoqec.qec.problem import Problem, error_model, read_mechanisms
+from tests.support.envs import surface
+
+LOOP = """
+error(0.1) D0 D1 ^ D1 L0
+repeat 1000000000000 {
+    error(0.1) D0 D2
+    error(0.1) D0 D2 ^ D1
+    repeat 3 {
+        error(0.1) D3
+    }
+    shift_detectors 4
+}
+detector D7
+"""
+
+
+def test_loops_count_as_often_as_they_repeat() -> None:
+    size, n = ModelSize.of(stim.DetectorErrorModel(LOOP), "mwpm"), 10**12
+    assert (size.n_errors, size.n_targets, size.n_parts) == (1 + 5 * n, 5 + 9 * n, 2 + 5 * n)
+    assert size.n_detectors == 4 * n + 8
+
+
+@pytest.mark.parametrize("rounds", [3, 30])
+def test_sizes_equal_those_of_the_problem(rounds: int) -> None:
+    env = surface(3, rounds=rounds)
+    found, problem = ModelSize.of_env(env, env.target), Problem.from_env(env)
+    parts = {part for parts in read_mechanisms(problem.dem)[1] for part in parts}
+    targets = sum(len(each.targets_copy()) for each in problem.dem if each.type == "error")
+    assert (found.n_detectors, found.n_errors) == (problem.n_detectors, problem.n_mechanisms)
+    assert found.n_targets == targets and len(parts) <= found.n_edges <= 1.5 * len(parts)
+
+
+def test_memory_grows_with_the_rounds() -> None:
+    env = surface(5)
+    task = "surface_code:rotated_memory_z"
+    circuits = [stim.Circuit.generated(task, distance=5, rounds=r, after_clifford_depolarization=0.01)
+                for r in (1000, 10**9)]  # fmt: skip
+    short, long = (ModelSize.of(error_model(circuit, env), "mwpm") for circuit in circuits)
+    assert long.build_bytes / short.build_bytes == pytest.approx(1e6, rel=0.01)
+    assert short.kept_bytes < short.build_bytes
