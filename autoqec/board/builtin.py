@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import sinter
 import stim
 
+from autoqec.board.circuits import dem_problem
+from autoqec.board.shots import BLOCK_SHOTS, TRAINING_BLOCKS, TRAINING_SEED, Model
 from autoqec.contracts.env import CORRELATED, BpSettings
 from autoqec.qec.bp import MIN_CHANNEL_PROB, PostProcessing, make_ldpc
 from autoqec.qec.external_decoders import without_separators
 from autoqec.qec.graph import TannerGraph, tanner_graph
 from autoqec.qec.problem import check_graphlike, incidence_matrices, read_mechanisms
+from autoqec.qec.recorded.estimation import estimate_dem
 from autoqec.qec.sampling import pack, unpack
 
 TUNED = BpSettings(iterations=100, method="minimum_sum", scaling=0.9, order=10)
@@ -47,6 +51,7 @@ def decoders() -> dict[str, sinter.Decoder]:
     return {
         "mwpm": Decoder(lambda dem: matching(dem, correlated=False)),
         CORRELATED: Decoder(lambda dem: matching(dem, correlated=True)),
+        "mwpm_estimated": Decoder(lambda dem: matching(_estimated(dem), correlated=False)),
         "bposd0": Decoder(lambda dem: _bp(dem, "bposd", FAST)),
         "bposd_cs10": Decoder(lambda dem: _bp(dem, "bposd", TUNED)),
         "bposd_cs10_qldpc": Decoder(lambda dem: _bp(dem, "bposd", CHALLENGE)),
@@ -55,6 +60,7 @@ def decoders() -> dict[str, sinter.Decoder]:
         "fusion_blossom": Decoder(_fusion_blossom),
         "tesseract_short": Decoder(lambda dem: _tesseract(dem, "tesseract-short-beam")),
         "tesseract_long": Decoder(lambda dem: _tesseract(dem, "tesseract-long-beam")),
+        "gnn_graphsage": Decoder(_gnn),
     }
 
 
@@ -71,6 +77,14 @@ def matching(dem: stim.DetectorErrorModel, *, correlated: bool) -> Callable[[np.
         )
 
     return decode
+
+
+def _estimated(dem: stim.DetectorErrorModel) -> stim.DetectorErrorModel:
+    """Return the model with probabilities estimated from detection events of shots that no measurement draws."""
+    check_graphlike(read_mechanisms(dem)[1], "board")
+    model = Model.of_dem(dem, matchable=True)
+    parts = (model.sample(TRAINING_SEED, block).detection_events for block in range(TRAINING_BLOCKS))
+    return estimate_dem(dem_problem(dem), parts, TRAINING_BLOCKS * BLOCK_SHOTS)
 
 
 def _tanner_graph(dem: stim.DetectorErrorModel) -> TannerGraph:
@@ -119,6 +133,12 @@ def _tesseract(dem: stim.DetectorErrorModel, name: str) -> Callable[[np.ndarray]
     import tesseract_decoder
 
     return _compiled(tesseract_decoder.make_tesseract_sinter_decoders_dict()[name], without_separators(dem))
+
+
+def _gnn(dem: stim.DetectorErrorModel) -> Callable[[np.ndarray], np.ndarray]:
+    # By name: no extra of autoqec declares it, because it needs torch-geometric.
+    package: Any = import_module("gnn_decoders")
+    return _compiled(package.GraphSAGEDecoder(seed=1, device="cpu"), dem)
 
 
 def _compiled(decoder: sinter.Decoder, dem: stim.DetectorErrorModel) -> Callable[[np.ndarray], np.ndarray]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import stim
 
 from autoqec.board.shots import Model
 from autoqec.contracts.board import BoardCircuit
-from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.env import BicycleCode, EnvSpec, StimGeneratorCode
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec.codes import build_source
+from autoqec.qec.problem import Problem
 from autoqec.store import atomic, jsonl
 from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
 
@@ -55,21 +57,34 @@ def generate(spec: BoardCircuit) -> stim.Circuit:
     """Generate a circuit from the parameters in `spec`, without comparing its hash."""
     assert spec.code is not None and spec.p is not None
     noise = {"model": spec.noise, "p": [spec.p], "target_p": spec.p}
-    env = EnvSpec.read(
-        {
-            "schema_version": 1,
-            "name": "board",
-            "code": spec.code.dump(),
-            "noise": noise if spec.eta is None else {**noise, "eta": spec.eta},
-            "seed_policy": _SEEDS,
-            "backend": "bposd",
-            "baselines": ["bposd0"],
-        },
-        location=f"circuit {spec.name}",
+    env = _env(
+        spec.code, noise if spec.eta is None else {**noise, "eta": spec.eta}, "bposd", location=f"circuit {spec.name}"
     )
     source = build_source(env, spec.p)
     assert isinstance(source, stim.Circuit)
     return source
+
+
+def dem_problem(dem: stim.DetectorErrorModel) -> Problem:
+    """Return a graph-like detector error model as a decoding problem; its env only says that matching decodes it."""
+    code = StimGeneratorCode(task="repetition_code:memory", distance=3, rounds=1)
+    noise = {"model": "circuit_depolarizing", "p": [0.01], "target_p": 0.01}
+    return Problem.from_env(_env(code, noise, "mwpm", location="board")).with_other_dem(dem)
+
+
+def _env(code: StimGeneratorCode | BicycleCode, noise: dict[str, Any], backend: str, *, location: str) -> EnvSpec:
+    return EnvSpec.read(
+        {
+            "schema_version": 1,
+            "name": "board",
+            "code": code.dump(),
+            "noise": noise,
+            "seed_policy": _SEEDS,
+            "backend": backend,
+            "baselines": ["mwpm" if backend == "mwpm" else "bposd0"],
+        },
+        location=location,
+    )
 
 
 def load_circuit(spec: BoardCircuit, board: BoardLayout) -> stim.Circuit:

@@ -8,8 +8,9 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 
 from autoqec.board.circuits import check_schema
+from autoqec.board.shots import BLOCK_SHOTS, TRAINING_BLOCKS
 from autoqec.contracts.board import BoardCircuit, BoardDecoder
-from autoqec.contracts.env import CORRELATED
+from autoqec.contracts.env import CORRELATED, StimGeneratorCode
 from autoqec.errors import ContractError, UsageError
 from autoqec.installation import __version__
 from autoqec.models import load_models, model_env
@@ -19,10 +20,15 @@ from autoqec.store.package_layout import BoardLayout
 
 BUILTIN_SOURCE = "autoqec.board.builtin:decoders"
 MODEL_SOURCE = "autoqec.sinter:decoders"
+GNN = "gnn_graphsage"
 # name -> (distribution, settings)
 BUILTIN: dict[str, tuple[str, str]] = {
     "mwpm": ("pymatching", ""),
     CORRELATED: ("pymatching", "two-pass correlations"),
+    "mwpm_estimated": (
+        "pymatching",
+        f"probabilities estimated by autoqec {__version__} from {TRAINING_BLOCKS * BLOCK_SHOTS:,} other shots",
+    ),
     "bposd0": ("ldpc", "minimum sum 0.75, 30 iterations, OSD-0"),
     "bposd_cs10": ("ldpc", "minimum sum 0.9, 100 iterations, OSD-CS order 10"),
     "bposd_cs10_qldpc": ("ldpc", "minimum sum 0.625, 30 iterations, OSD-CS order 10, as qldpc-challenge pins it"),
@@ -31,7 +37,9 @@ BUILTIN: dict[str, tuple[str, str]] = {
     "fusion_blossom": ("fusion-blossom", "through sinter"),
     "tesseract_short": ("tesseract-decoder", "short beam"),
     "tesseract_long": ("tesseract-decoder", "long beam"),
+    GNN: ("gnn-decoders", "GraphSAGE, seed 1, on the CPU"),
 }
+GNN_TASK, GNN_DISTANCES = "surface_code:rotated_memory_z", (3, 5, 7)  # that gnn-decoders has checkpoints for
 
 
 def load_decoders(board: BoardLayout) -> dict[str, BoardDecoder]:
@@ -56,7 +64,18 @@ def load_decoders(board: BoardLayout) -> dict[str, BoardDecoder]:
 
 
 def fits(decoder: BoardDecoder, circuit: BoardCircuit) -> bool:
-    """Return whether a decoder applies to a circuit: a verified model to its own one, at any physical error rate."""
+    """Return whether a decoder applies to a circuit: a trained one to its own, at any physical error rate.
+
+    gnn-decoders recognizes its circuits by their number of detectors, which others share.
+    """
+    if decoder.source == BUILTIN_SOURCE and decoder.name == GNN:
+        code = circuit.code
+        return (
+            isinstance(code, StimGeneratorCode)
+            and (code.task, code.rounds) == (GNN_TASK, code.distance)
+            and code.distance in GNN_DISTANCES
+            and circuit.noise == "circuit_depolarizing"
+        )
     if decoder.source != MODEL_SOURCE:
         return True
     env = model_env(decoder.name.removeprefix("autoqec:"))

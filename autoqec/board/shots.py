@@ -15,6 +15,8 @@ from autoqec.qec.problem import incidence_matrices, read_mechanisms
 from autoqec.qec.sampling import Shots, pack
 
 BLOCK_SHOTS = 1000
+# Shots from which decoders estimate: no measurement has a negative seed.
+TRAINING_SEED, TRAINING_BLOCKS = -1, 100
 _CHUNK = 125  # shots drawn at once; part of the definition of a block
 
 
@@ -59,6 +61,11 @@ class Model:
                 location=location,
                 hint="stim analyze_errors --in FILE",
             ) from error
+        return cls.of_dem(dem, matchable=matchable)
+
+    @classmethod
+    def of_dem(cls, dem: stim.DetectorErrorModel, *, matchable: bool) -> Model:
+        """Return a flattened detector error model as one that can be sampled."""
         probs, mechanisms = read_mechanisms(dem)
         H, L = incidence_matrices(mechanisms, dem.num_detectors, dem.num_observables)
         return cls(dem, matchable, probs, H, L)

@@ -1,0 +1,67 @@
+"""Decoders of the packaged board that learn: from other shots, or before they were packaged."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from autoqec.board import builtin
+from autoqec.board.circuits import generate, load_circuits
+from autoqec.board.decoders import BUILTIN, GNN, fits, load_decoders
+from autoqec.board.measure import Plan, measure_cells
+from autoqec.board.results import read_measurements
+from autoqec.board.shots import Model
+from autoqec.contracts.board import BoardCircuit
+from autoqec.qec.problem import read_mechanisms
+from autoqec.store.package_layout import BoardLayout
+
+
+def test_every_listed_decoder_is_built_under_its_name() -> None:
+    assert list(builtin.decoders()) == list(BUILTIN)
+
+
+def test_probabilities_are_estimated_from_shots_that_no_measurement_draws(
+    circuit: BoardCircuit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, int]] = []
+    sample = Model.sample
+    monkeypatch.setattr(
+        Model, "sample", lambda self, seed, block: drawn.append((seed, block)) or sample(self, seed, block)
+    )
+    model = Model.of(generate(circuit), location="test")
+    estimated = builtin._estimated(model.dem)
+    assert drawn == [(-1, block) for block in range(100)], "the option --seed is at least 0"
+    probs, mechanisms = read_mechanisms(estimated)
+    assert [*map(str, mechanisms)] == [*map(str, read_mechanisms(model.dem)[1])]
+    assert (probs != model.probs).any()
+    # Detection fractions follow the estimate: their errors are of the size that 100,000 shots leave.
+    rates = [(1 - np.exp(model.H @ np.log1p(-2 * values))) / 2 for values in (probs, model.probs)]
+    assert (abs(rates[0] - rates[1]) < 6 * np.sqrt(rates[1] / 100_000)).all()
+
+
+def test_estimated_model_is_measured_and_needs_a_matching_graph(board: BoardLayout, circuit: BoardCircuit) -> None:
+    decoder = load_decoders(board)["mwpm_estimated"]
+    colour = load_circuits(board)["colour_d5_depol_p0.003"]
+    measure_cells(board, [(circuit, decoder), (colour, decoder)], Plan(1000))
+    found, refused = read_measurements(board.results)
+    assert found.status == "ok" and "100,000 other shots" in (found.decoder_version or "")
+    assert refused.status == "error" and "flips" in (refused.message or "")
+
+
+def test_trained_network_applies_only_to_the_circuits_that_it_was_trained_on(board: BoardLayout) -> None:
+    circuits, decoder = load_circuits(board), load_decoders(board)[GNN]
+    assert {name for name, spec in circuits.items() if fits(decoder, spec)} == {
+        "surface_d3_z_depol_p0.003", "surface_d3_z_depol_p0.005", "surface_d5_z_depol_p0.003",
+        "surface_d5_z_depol_p0.005", "surface_d7_z_depol_p0.003", "surface_d7_z_depol_p0.005",
+    }  # fmt: skip
+    assert not fits(decoder, BoardCircuit(name="mine", sha256="a" * 64, rounds=3))
+
+
+@pytest.mark.skipif(find_spec("gnn_decoders") is None, reason="install: pip install gnn-decoders")
+def test_trained_network_beats_chance(board: BoardLayout, circuit: BoardCircuit) -> None:
+    measure_cells(board, [(circuit, load_decoders(board)[GNN])], Plan(1000))
+    (found,) = read_measurements(board.results)
+    flipped = int(Model.of(generate(circuit), location="test").sample(0, 0).observables.sum())
+    assert found.status == "ok" and found.failures[0] < flipped / 2
