@@ -32,7 +32,7 @@ class RunOwner:
     """The holder of a run.
 
     Attributes:
-        epoch: How often the run was held, this time included.
+        epoch: How often the run was held, this time included; creating it, recovery and `autoqec verify` count, too.
         killed_pids: Processes of earlier owners that were killed now.
         warning: What may fail on this file system; None on a local one.
     """
@@ -169,9 +169,8 @@ def _lock(fd: int, root: Path) -> None:
 
 def _held_by_other(root: Path) -> UsageError:
     other = read(root)
-    holder = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
     return UsageError(
-        f"the run is held by {holder} (start {other.get('epoch', '?')} of it)",
+        f"the run is held by process {other.get('pid', '?')} on {other.get('host', '?')}",
         location=str(root),
         hint=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,8 +48,10 @@ def test_owner_file_names_process_and_epoch(tmp_path: Path) -> None:
 
 def test_second_owner_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     with owner_process(tmp_path) as process:
-        with pytest.raises(UsageError, match=f"kill {process.pid}"), run_lock.lock_run(tmp_path):
+        with pytest.raises(UsageError, match=f"kill {process.pid}") as refused, run_lock.lock_run(tmp_path):
             pass
+        # no number of starts: the file counts every command that held the run
+        assert refused.value.message == f"the run is held by process {process.pid} on {socket.gethostname()}"
         assert run_lock.read(tmp_path)["pid"] == process.pid
     with run_lock.lock_run(tmp_path) as held:
         assert held.epoch == 2
