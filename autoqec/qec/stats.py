@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_INTERPOLATIONS = 50  # of one root; a smooth function needs about 10
+_LEAST_VARIANCE = 1e-300
 
 
 def clopper_pearson(errors: int, shots: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -139,14 +140,17 @@ def detectable_effect(
 
 def _delta_interval(fixed: int, broken: int, shots: int, confidence: float) -> tuple[float, float]:
     z = _normal_quantile((1 + confidence) / 2)
-    estimate = (fixed - broken) / shots
+    difference, discordant, slope, sqrt = fixed - broken, fixed + broken, 2 * shots - fixed + broken, math.sqrt
+    estimate = difference / shots
 
     def score(delta: float) -> float:
         # q: likelihood estimate of P(broken) when P(fixed) - P(broken) = delta.
-        b = -(fixed + broken) + (2 * shots - fixed + broken) * delta
+        b = slope * delta - discordant
         c = -broken * delta * (1 - delta)
-        q = (math.sqrt(max(b * b - 8 * shots * c, 0.0)) - b) / (4 * shots)
-        return _standardized(fixed - broken - shots * delta, shots * (2 * q + delta * (1 - delta)))
+        square = b * b - 8 * shots * c
+        q = ((sqrt(square) if square > 0.0 else 0.0) - b) / (4 * shots)
+        variance = shots * (2 * q + delta * (1 - delta))
+        return (difference - shots * delta) / sqrt(variance if variance > _LEAST_VARIANCE else _LEAST_VARIANCE)
 
     return _solve_interval(score, estimate, z, -1.0, 1.0)
 
@@ -155,18 +159,21 @@ def _ratio_interval(counts: PairedCounts, confidence: float) -> tuple[float, flo
     """Return the interval of LER(candidate) / LER(reference); the reference made at least one error."""
     z = _normal_quantile((1 + confidence) / 2)
     reference, candidate = counts.errors_reference, counts.errors_candidate
-    both, either = candidate - counts.broken, reference + counts.broken
+    fixed, broken, sqrt = counts.fixed, counts.broken, math.sqrt
+    either, discordant = reference + broken, fixed + broken
 
     def score(ratio: float) -> float:
         # q: likelihood estimate of n P(broken) when P(candidate errs) = ratio * P(reference errs); the shots on
         # which either erred are then split into fixed = u + ratio q, broken = q and both = v - (1 + ratio) q.
         u, v = either * (1 - ratio), either * ratio
         a = ratio * (1 + ratio) * either
-        b = (1 + ratio) * u * (counts.broken + both) - ratio * v * (counts.fixed + counts.broken)
-        c = -counts.broken * u * v
-        root = math.sqrt(max(b * b - 4 * a * c, 0.0))
+        b = (1 + ratio) * u * candidate - ratio * v * discordant
+        c = -broken * u * v
+        square = b * b - 4 * a * c
+        root = sqrt(square) if square > 0.0 else 0.0
         q = -2 * c / (b + root) if b > 0 else (root - b) / (2 * a) if a else 0.0
-        return _standardized(candidate - ratio * reference, ratio * (u + (1 + ratio) * q))
+        variance = ratio * (u + (1 + ratio) * q)
+        return (candidate - ratio * reference) / sqrt(variance if variance > _LEAST_VARIANCE else _LEAST_VARIANCE)
 
     high = max(2.0, 2 * candidate / reference)
     while score(high) > -z:
@@ -176,10 +183,6 @@ def _ratio_interval(counts: PairedCounts, confidence: float) -> tuple[float, flo
 
 def _normal_quantile(probability: float) -> float:
     return NormalDist().inv_cdf(probability)
-
-
-def _standardized(value: float, variance: float) -> float:
-    return value / math.sqrt(max(variance, 1e-300))
 
 
 def _solve_interval(
@@ -223,7 +226,8 @@ def _root(
         else:
             c, value_c, b, value_b = b, value_b, a, value_a
         a, value_a = x, value
-        smallest_step = 1e-13 * max(1.0, abs(a)) / abs(b - a) if a != b else 1.0
+        size, width = abs(a), abs(b - a)
+        smallest_step = 1e-13 * (size if size > 1.0 else 1.0) / width if a != b else 1.0
         if value == 0 or smallest_step > 0.5:
             return a if abs(value_a) < abs(value_b) else b
         xi, phi = (a - b) / (c - b), (value_a - value_b) / (value_c - value_b)
@@ -232,5 +236,8 @@ def _root(
             from_b = value_a / (value_b - value_a) * value_c / (value_b - value_c)
             from_c = value_a / (value_c - value_a) * value_b / (value_c - value_b)
             step = from_b + (c - a) / (b - a) * from_c
-        step = min(max(step, smallest_step), 1 - smallest_step)
+        if step < smallest_step:
+            step = smallest_step
+        elif step > 1 - smallest_step:
+            step = 1 - smallest_step
     raise AssertionError("bisection ends")
