@@ -271,6 +271,11 @@ class HistoryRow(RoundMetrics):
         return self.verify_verdict and current_verdict(self.verify_verdict, self.report_version)
 
     @property
+    def has_legacy_verdict(self) -> bool:
+        """Whether version 1 recorded SUSPICIOUS, its term for an inconclusive test."""
+        return self.current_verdict != self.verify_verdict
+
+    @property
     def verification(self) -> Verification | None:
         """The part of the row that the verifier gave; None if the round was not verified."""
         if self.verify_verdict is None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.messages import AnalystResponse, parse_response
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import PairedEffect
-from autoqec.contracts.views import AnalystView
 from autoqec.qec.stats import validation_effect
 from autoqec.store.round_files import read_metrics
+
+if TYPE_CHECKING:
+    from autoqec.contracts.views import AnalystView
 
 
 def analyse(view: AnalystView) -> AnalystResponse:

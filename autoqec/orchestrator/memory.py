@@ -6,20 +6,22 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.pareto import ParetoEntry, non_dominated, preview
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import canonical_fork
-from autoqec.contracts.views import AnalystView, IdeatorView, NextTest
 from autoqec.orchestrator import fork_graph, views
 from autoqec.store import atomic
 from autoqec.store.attempt_state import Attempt, AttemptState
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import SUMMARY_FIELDS, RunState, candidate_front
+
+if TYPE_CHECKING:
+    from autoqec.contracts.env import EnvSpec
+    from autoqec.contracts.views import AnalystView, IdeatorView, NextTest
 
 FRONT, CANDIDATES = "pareto.json", "candidate_pareto.json"
 E = TypeVar("E", ParetoEntry, HistoryRow)
@@ -179,6 +181,8 @@ class RunMemory:
         Returns:
             The view; its `pending` are planned rounds without a row.
         """
+        from autoqec.contracts.views import IdeatorView
+
         info, state = self.history.info(), self.state
         planned = (attempt for attempt in self.attempt_state.attempts.values() if attempt.planned)
         return IdeatorView(
@@ -198,6 +202,7 @@ class RunMemory:
         )
 
     def _next_test(self, alpha: float) -> NextTest:
+        from autoqec.contracts.views import NextTest
         from autoqec.verification.sequential import e_lond_level
 
         index, discoveries = self.next_test_index(), len(self.state.verified)
@@ -209,6 +214,8 @@ class RunMemory:
 
     def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> AnalystView:
         """Return the Analyst's view of one round."""
+        from autoqec.contracts.views import AnalystView
+
         metrics_path = Path(os.path.abspath(round_dir)) / "metrics.json"
         return AnalystView(run_id=self.layout.run_id, hypothesis=hypothesis, metrics_path=metrics_path)
 

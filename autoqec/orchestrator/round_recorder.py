@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 from autoqec.contracts.base import sha256_json
-from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import HistoryRow, Planned
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, canonical_fork
@@ -200,6 +199,8 @@ def _identity(attempt: Attempt) -> dict[str, Any]:
 def _config(config: dict[str, Any] | None) -> dict[str, Any]:
     if config is None:
         return {}
+    from autoqec.contracts.dsl import parse_dsl  # a start that records nothing does not need it
+
     try:
         digest = parse_dsl(config).sha256()
     except ContractError:

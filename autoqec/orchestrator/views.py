@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from autoqec.contracts import pins
 from autoqec.contracts.history import HistoryRow, RunInfo, Verification
 from autoqec.contracts.verdict import Verdict
 from autoqec.ideators.analyst import describe_measurement
-from autoqec.reporting.run_report import has_legacy_verdict
 from autoqec.reporting.text import code_span, markdown, member_line
 from autoqec.store.run_state import Draft, RoundState, RunState, Totals
 
@@ -34,7 +32,11 @@ def log_head(info: RunInfo) -> str:
     scale = "" if info.scale == 1 else f" × {info.scale:g}"
     head = f"# Run {info.run_id}\n\nEnv `{code_span(info.env_name)}`, profile {info.profile}{scale}, seed {info.seed}, "
     head += f"ideator {markdown(info.ideator)}, baseline {info.baseline_sha[:12]}.\n\n"
-    pinned = f"Pinned in every proposal: {markdown(pins.format_pins(info.pins))}.\n\n" if info.pins else ""
+    pinned = ""
+    if info.pins:
+        from autoqec.contracts.pins import format_pins  # with the DSL, which most runs do not need here
+
+        pinned = f"Pinned in every proposal: {markdown(format_pins(info.pins))}.\n\n"
     guidance = "Val shots guide the search, which reuses them in every round: results on them are no evidence. "
     return f"{head}{pinned}{guidance}Verification uses fresh shots. Intervals are 95%.\n\n"
 
@@ -187,7 +189,7 @@ def _meaning(row: HistoryRow) -> str:
         )
     else:
         meaning = _VERDICT_MEANINGS[found.verdict]
-    note = " (Version 1 recorded inconclusive tests as SUSPICIOUS.)" if has_legacy_verdict(row) else ""
+    note = " (Version 1 recorded inconclusive tests as SUSPICIOUS.)" if row.has_legacy_verdict else ""
     return meaning + note
 
 

@@ -15,7 +15,7 @@ from autoqec.contracts.messages import CoderResponse, FileEdit
 from autoqec.errors import RoundError, UsageError
 from autoqec.installation import PACKAGE_DIR
 from autoqec.orchestrator.failpoint import failpoint
-from autoqec.store import atomic, files
+from autoqec.store import atomic
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
 from autoqec.system.git import GitError, RefUpdate, Repo
 
@@ -150,7 +150,7 @@ def recommit_pointer(repo: Repo, layout: RunLayout, planned: Planned, branch: st
 
 def branches_in_use(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> frozenset[str]:
     """Return the branches that are checked out elsewhere than in the worktrees of the rounds of `branches`."""
-    return frozenset(repo.checked_out_branches(except_worktrees=[layout.worktree(branch) for branch in branches]))
+    return frozenset(repo.checked_out_branches(except_worktrees=map(layout.worktree, branches)))
 
 
 def is_config_only(modules_dir: Path) -> bool:
@@ -171,6 +171,8 @@ def modules_sha256(modules_dir: Path) -> str:
 @cache
 def released_modules() -> frozenset[str]:
     """Return `modules_sha256` of the editable modules of earlier versions."""
+    from autoqec.store import files
+
     return frozenset(files.load_yaml(RELEASED_MODULES.read_text(encoding="utf-8"), location=str(RELEASED_MODULES)))
 
 
@@ -193,7 +195,7 @@ def leftovers(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> tuple[P
     worktrees_dir = layout.worktree("any").parent
     found = {entry.path.name for entry in repo.worktrees() if entry.path.parent == worktrees_dir}
     found |= {path.name for directory in (worktrees_dir, repo.common / "worktrees") for path in directory.glob("*")}
-    return tuple(path for path in map(layout.worktree, branches) if path.name in found)
+    return tuple(path for path in map(layout.worktree, branches) if path.name in found) if found else ()
 
 
 def salvage_and_remove_worktree(repo: Repo, layout: RunLayout, path: Path) -> Path | None:

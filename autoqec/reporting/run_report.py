@@ -269,11 +269,6 @@ def _importance(entry: RoundEntry) -> tuple[bool, bool, bool, int]:
     return entry.on_front, verdict == "VERIFIED", verdict is not None, entry.row.round
 
 
-def has_legacy_verdict(row: HistoryRow) -> bool:
-    """Return whether version 1 recorded SUSPICIOUS, its term for an inconclusive test."""
-    return row.current_verdict != row.verify_verdict
-
-
 def verification_seconds(layout: RunLayout, row: HistoryRow) -> float:
     """Duration of a verification; 0 without one. Rows of version 1 do not hold it, but the report does."""
     if row.verify_verdict is None or row.verify_wallclock_s is not None:

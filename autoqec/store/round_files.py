@@ -12,7 +12,7 @@ from autoqec.contracts.provenance import Manifest, Pointer
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError, ContractError
-from autoqec.store import atomic, files
+from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
 
 ContractT = TypeVar("ContractT", bound=Contract)
@@ -82,6 +82,8 @@ def read_metrics(path: Path) -> RoundMetrics:
 
 def load_config(path: Path) -> dict[str, Any] | None:
     """Return the mapping in a config file; None if the file holds none."""
+    from autoqec.store import files  # with PyYAML and the contracts of env files
+
     try:
         value = files.load_yaml(files.read_text(path), location=str(path))
     except AutoqecError:

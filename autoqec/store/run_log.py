@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from autoqec.contracts.events import Event, OnEvent, RoundRecorded, RunRecovered
 from autoqec.store.layout import RunLayout
+
+if TYPE_CHECKING:
+    from autoqec.contracts.events import Event, OnEvent
 
 LOGGER = logging.getLogger("autoqec")
 LOGGER.addHandler(logging.NullHandler())  # so that nothing is printed outside a run
@@ -99,6 +101,8 @@ def record(event: Event) -> None:
     level = logging.DEBUG if event.frequent else logging.INFO
     if not LOGGER.isEnabledFor(level):
         return
+    from autoqec.contracts.events import RoundRecorded, RunRecovered  # most commands log nothing
+
     payload = event.payload()
     extra = {"round": payload.get("round", "-")}
     of_row = {key: getattr(event.row, key) for key in OF_ROW} if isinstance(event, RoundRecorded) else {}

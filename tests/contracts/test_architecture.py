@@ -168,3 +168,13 @@ def test_light_packages_load_nothing_heavy() -> None:
     code = f"import sys, importlib\nfor name in {packages}: importlib.import_module(name)\nprint(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {name.split(".")[0] for name in result.stdout.split()} & HEAVY
+
+
+def test_start_of_reconcile_loads_no_contract_that_a_consistent_run_does_not_need() -> None:
+    """Building these models and loading PyYAML takes a tenth of the command's time."""
+    code = "import sys, autoqec.cli.autoqec, autoqec.cli.commands.reconcile, autoqec.orchestrator.recovery.apply"
+    result = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*sys.modules)"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    unused = {f"autoqec.contracts.{name}" for name in ("dsl", "env", "events", "job", "recorded", "trial", "views")}
+    assert not {*unused, "autoqec.reporting.run_report", "yaml"} & set(result.stdout.split())

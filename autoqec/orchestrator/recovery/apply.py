@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autoqec.contracts.events import OnEvent, RunRecovered
 from autoqec.errors import ManualInterventionRequired
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.failpoint import failpoint
@@ -18,6 +18,9 @@ from autoqec.orchestrator.recovery.state import RecoveryAction
 from autoqec.store import atomic, jsonl, run_log
 from autoqec.store.layout import RunLayout
 from autoqec.system.git import RefUpdate, Repo
+
+if TYPE_CHECKING:
+    from autoqec.contracts.events import OnEvent
 
 
 def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[RecoveryAction]:
@@ -71,6 +74,8 @@ def recover(
     apply_plan(actions, memory, repo)
     done = [*pointers, *actions]
     if done and on_event is not None:
+        from autoqec.contracts.events import RunRecovered  # mostly there is nothing to do
+
         on_event(RunRecovered(actions=tuple(action.dump() for action in done)))
     return done
 

@@ -8,14 +8,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.history import RunInfo
-from autoqec.contracts.job import JobOrder
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.verdict import VerifyReport
-from autoqec.contracts.views import AnalystView
 from autoqec.errors import AutoqecError, ManualInterventionRequired
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.memory import RunMemory
@@ -33,6 +31,9 @@ from autoqec.store.layout import (
 from autoqec.store.round_files import load_contract, load_round
 from autoqec.system.git import Repo
 from autoqec.system.git.parsing import parse_commit
+
+if TYPE_CHECKING:
+    from autoqec.contracts.job import JobOrder
 
 ContractT = TypeVar("ContractT", bound=Contract)
 
@@ -173,6 +174,7 @@ def _read_open_round(layout: RoundLayout) -> OpenRound:
     found = OpenRound(**vars(load_round(layout)))
     if found.metrics is None:
         return found
+    from autoqec.contracts.views import AnalystView
     from autoqec.ideators import analyst
 
     return replace(found, nomination=analyst.analyse(AnalystView(metrics_path=layout.metrics)))
@@ -180,6 +182,8 @@ def _read_open_round(layout: RoundLayout) -> OpenRound:
 
 def read_job_order(layout: RoundLayout, attempt_id: str) -> JobOrder | None:
     """Return the job order of this attempt's round; None if there is no complete one."""
+    from autoqec.contracts.job import JobOrder
+
     order = load_contract(layout.job, JobOrder)
     return order if order is not None and order.config.round_attempt_id == attempt_id else None
 
@@ -205,13 +209,13 @@ def _partial_files(layout: RunLayout) -> list[Path]:
 
     Salvaged files are not included.
     """
-    found, folders = [], [str(layout.root)]
+    found, folders, salvage = [], [str(layout.root)], str(layout.salvage)
     for folder in folders:  # grows; os.walk would cost three times as much
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 # A .tmp directory is removed as a whole, or is in use by a job.
                 if entry.is_dir(follow_symlinks=False):
-                    if not entry.name.endswith(".tmp") and entry.path != str(layout.salvage):
+                    if not entry.name.endswith(".tmp") and entry.path != salvage:
                         folders.append(entry.path)
                 elif atomic.is_temporary(entry.name):
                     found.append(Path(entry.path))
