@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from autoqec.contracts.verdict import MemberResult, PairedEffect
 
 BARS = "▁▂▃▄▅▆▇█"
-# An underscore inside a word, as in `finetune_share`, is no markup in CommonMark.
-_MARKUP = re.compile(r"[\\`*\[\]~$|]|(?<!\w)_|_(?!\w)|(?<!\w)#")
+# An underscore inside a word, as in `finetune_share`, is no markup in CommonMark, and no # after a letter. The class is
+# first, because the search then skips all other characters at once.
+_MARKUP = re.compile(r"[\\`*\[\]~$|_#](?<!\w#)(?:(?<!_)|(?<!\w_)|(?!\w))")
 
 
 def plain(text: str, limit: int = 400) -> str:

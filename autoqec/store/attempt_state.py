@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from autoqec.contracts.history import AlphaSpent, AttemptLine, Begun, Nominated, Planned
 
@@ -33,17 +34,22 @@ class AttemptState:
 def apply_lines(state: AttemptState, lines: Iterable[AttemptLine]) -> AttemptState:
     """Return the state after further lines; the given state is not changed."""
     attempts, tests, last_round = dict(state.attempts), list(state.registered_tests), state.last_round
+    changes: dict[str, dict[str, Any]] = {}
     for line in lines:
-        attempt = attempts.get(line.round_attempt_id) or Attempt(line.round_attempt_id, line.round)
+        name = line.round_attempt_id
+        if name not in attempts:
+            attempts[name] = Attempt(name, line.round)
+        changed = changes.setdefault(name, {})
         if isinstance(line, Begun):
-            attempt = replace(attempt, at=line.at)
+            changed["at"] = line.at
         elif isinstance(line, Planned):
-            attempt = replace(attempt, planned=line)
+            changed["planned"] = line
         elif isinstance(line, Nominated):
-            attempt = replace(attempt, nominated=line)
+            changed["nominated"] = line
         else:
-            attempt = replace(attempt, registered_test=line)
+            changed["registered_test"] = line
             tests.append(line)
-        attempts[attempt.id] = attempt
-        last_round = max(last_round, attempt.round)
+        last_round = max(last_round, attempts[name].round)
+    for name, changed in changes.items():
+        attempts[name] = replace(attempts[name], **changed)
     return AttemptState(attempts, tuple(tests), last_round)

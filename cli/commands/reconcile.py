@@ -24,8 +24,8 @@ def command(run: str, dry_run: bool, out: Output) -> None:
     from autoqec.reporting.text import plain
     from autoqec.system.git import Repo
 
-    layout = locate.run_layout(run)
     repo = Repo.discover(Path.cwd())
+    layout = locate.run_layout(run, root=repo.root)
     actions = reconcile(layout, repo, dry_run=dry_run)
     for action in actions:
         what = action.branch or (str(action.path) if action.path else "")

@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from autoqec.errors import StorageError, UsageError
@@ -193,7 +193,7 @@ class GitReader(ABC):
                 found.append(Worktree(path, branch, admin))
         return found
 
-    def checked_out_branches(self, *, except_worktrees: Collection[Path] = ()) -> set[str]:
+    def checked_out_branches(self, *, except_worktrees: Iterable[Path] = ()) -> set[str]:
         """Short names of the branches that HEAD of the main worktree, or of a linked one, stands for.
 
         except_worktrees: paths of linked worktrees that do not count; a record of the same name whose place is gone
