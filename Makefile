@@ -77,7 +77,7 @@ test-sandbox: install
 
 # A cluster of this machine alone, on its own ports and in a temporary directory, ended with the tests.
 test-slurm: install setup-slurm
-	$(BIN)/python -m pytest -m slurm tests/crash/test_slurm.py tests/suites/test_executors.py $(ARGS)
+	$(BIN)/python -m pytest -m slurm tests/crash/test_slurm.py tests/crash/test_detached.py tests/suites/test_executors.py $(ARGS)
 
 bench: install
 	$(BIN)/python -m benchmarks.bench $(ARGS)

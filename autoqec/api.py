@@ -218,10 +218,14 @@ def decode(
 
 
 def _run(env: str | None, resumed: str | None, named: Mapping[str, Any], on_event: OnEvent | None) -> RunResult:
+    from autoqec.errors import UsageError
     from autoqec.launch.options import complete_options, parse_run_options
     from autoqec.launch.session import run_session
 
     options = parse_run_options(env, set(named), **complete_options(named, resume=resumed))
+    if options.orchestrator is not None:
+        hint = "detach=False runs it in this process; `autoqec run … --detach` detaches it"
+        raise UsageError("is an option of the command line", location="detach", hint=hint)
     session: SessionResult = run_session(options, on_event or ignore)
     return _result(run_report.load(session.layout), session.outcome.stop_reason)
 

@@ -196,6 +196,16 @@ def _current_option_name(name: str) -> str:
     help="Option of the SLURM jobs: time, cpus, mem, partition, … Repeatable.",
 )
 @click.option(
+    "--detach/--no-detach",
+    help="Run the search in SLURM jobs too, one after another, so that no process stays here; needs --executor slurm.",
+)
+@click.option(
+    "--detach-slurm",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Option of the jobs of --detach; default: time=60, cpus=1, mem=4G, and partition, account and qos of --slurm.",
+)
+@click.option(
     "--container",
     metavar="IMAGE",
     type=click.Path(path_type=Path),
@@ -219,12 +229,22 @@ def run(context: click.Context, /, env_name: str | None, out: Output, **chosen: 
     Press Ctrl-C once to stop after the current rounds, twice to stop now. Continue with --resume.
     """
     from autoqec.cli import run_command
+    from autoqec.launch import orchestrator_job
     from autoqec.launch.options import parse_run_options
 
     explicit = {name for name in chosen if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
+
+    number = orchestrator_job.position(str(chosen["resume"]))
+    if number is not None:
+        code = run_command.continue_detached(
+            chosen["resume"], number, lambda: parse_run_options(env_name, explicit, **chosen), out
+        )
+        raise click.exceptions.Exit(code)
     run_options = parse_run_options(env_name, explicit, **chosen)
     if chosen["dry_run"]:
         run_command.show_plan(run_options, out)
+    elif run_options.orchestrator is not None:
+        run_command.detach_run(run_options, out)
     else:
         raise click.exceptions.Exit(run_command.execute_run(run_options, out))
 

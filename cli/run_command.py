@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from typing import Any
 
+from autoqec import locate
 from autoqec.cli.common import Output
 from autoqec.cli.progress import broadcast
 from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import RunInterruptedError
+from autoqec.launch import detached
 from autoqec.launch.options import RunOptions
 from autoqec.launch.role_options import LLM_LIMITS
 from autoqec.launch.session import run_session
@@ -50,6 +53,7 @@ def show_plan(run_options: RunOptions, out: Output) -> None:
             "profile": profile,
             "scale": run_options.scale,
             "slurm": run_options.cluster,
+            "detached": run_options.orchestrator,
             "container": None if run_options.image is None else run_options.image.sha256,
         }
     )
@@ -133,14 +137,51 @@ def _plan_lines(run_options: RunOptions) -> Iterator[str]:
     if run_options.cluster is not None:
         options = ", ".join(f"{key}={value}" for key, value in run_options.cluster.items())
         yield f"job       {options}; one per round"
+    if run_options.orchestrator is not None:
+        options = ", ".join(f"{key}={value}" for key, value in run_options.orchestrator.items())
+        yield f"detached  {options}; one job after another runs the search"
     yield from _model_lines(run_options)
     if run_options.settings.budget:
         limits = ", ".join(f"{name} {value:g}" for name, value in run_options.settings.budget.items())
         yield f"budget    {limits}"
 
 
+def detach_run(run_options: RunOptions, out: Output) -> None:
+    """Start or resume a run whose rounds run in a chain of SLURM jobs, and say how to follow and to stop it."""
+
+    def on_open(run: loop.Run) -> None:
+        for note in run.notes:
+            out.note(note)
+
+    view = LiveView(console(err=out.json), quiet=out.quiet)
+    layout, chain = detached.start(run_options, broadcast(view, out), on_open, sys.argv)
+    out.say(f"Run {layout.run_id} is detached: SLURM job {chain.job_id} runs it, and queues its successor.")
+    out.say(f"Watch: autoqec watch {layout.run_id}")
+    out.say(f"Stop:  autoqec stop {layout.run_id}")
+    out.emit({"event": "run_detached", "run_id": layout.run_id, "job": chain.job_id, "log": str(layout.detached_logs)})
+
+
+def continue_detached(run_id: str, number: int, parse: Callable[[], RunOptions], out: Output) -> int:
+    """Run rounds of a detached run in its job at this position of the chain; return the exit status."""
+    code = 0
+
+    def run_rounds(began: datetime) -> loop.LoopResult:
+        nonlocal code
+        outcome, code = _execute(parse(), out, began)
+        return outcome
+
+    detached.continue_run(locate.run_layout(run_id), number, run_rounds)
+    return code
+
+
 def execute_run(run_options: RunOptions, out: Output) -> int:
     """Run the rounds, show their progress and the summary; return the exit status."""
+    return _execute(run_options, out)[1]
+
+
+def _execute(
+    run_options: RunOptions, out: Output, detached_since: datetime | None = None
+) -> tuple[loop.LoopResult, int]:
     target = console(err=out.json)
     with LiveView(target, quiet=out.quiet) as view:
 
@@ -149,7 +190,9 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
             for note in run.notes:
                 out.note(note)
 
-        session = run_session(run_options, broadcast(view, out), on_open=on_open, command_line=sys.argv)
+        session = run_session(
+            run_options, broadcast(view, out), on_open=on_open, command_line=sys.argv, detached_since=detached_since
+        )
     report, outcome = run_report.load(session.layout), session.outcome
     if session.learned:
         out.note(f"{pluralize(session.learned, 'round')} added to {run_options.choice.memory}")
@@ -168,6 +211,6 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
         }
     )
     if outcome.interrupted:
-        return RunInterruptedError.exit_code
+        return outcome, RunInterruptedError.exit_code
     has_result = any(row.status == "ok" for row in outcome.rows or report.rows)
-    return 0 if has_result and not session.unusable_models else 1
+    return outcome, 0 if has_result and not session.unusable_models else 1

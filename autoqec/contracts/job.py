@@ -12,6 +12,7 @@ from autoqec.contracts.base import Contract, canonical_json, sha256_json
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.provenance import SHA256
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.timing import UtcTime
 
 
 class JobOrder(Contract):
@@ -26,6 +27,20 @@ class JobOrder(Contract):
     job_id: str | None = Field(default=None, description="null: not known to have been accepted")
     array_index: int | None = Field(default=None, description="element of the job array `name`; null: a job of its own")
     log_dir: str | None = Field(default=None, description="logs of the job; null: `job` in the round's directory")
+
+
+class DetachedRun(Contract):
+    """Content of detached.json: the chain of jobs in which the process of a run lives, one after another."""
+
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    number: int = Field(ge=1, description="position in the chain of the job that holds the run, or will")
+    job_id: str | None = Field(default=None, description="that job; null: not known to have been accepted")
+    successor_id: str | None = Field(default=None, description="queued job that continues the run when that one ends")
+    began: UtcTime = Field(description="when the chain began; `hours` of `--budget` counts from here")
+    handed_over: bool = Field(default=True, description="the last job ended in order, for the next one to continue")
+    recorded_bytes: int = Field(default=0, ge=0, description="size of the history when the last job began")
+    fruitless: int = Field(default=0, ge=0, description="consecutive jobs that ended early and recorded nothing")
+    ended: str | None = Field(default=None, description="why the chain ended; null: it goes on")
 
 
 class VerificationSubject(Contract):

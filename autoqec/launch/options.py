@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from autoqec.contracts.pins import apply_pins, family_pins, format_pins
 from autoqec.contracts.profiles import Profile, ProfileName, profile_of
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
-from autoqec.launch import role_options, settings
+from autoqec.launch import orchestrator_job, role_options, settings
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
 from autoqec.runner.devices import require_available
@@ -41,6 +41,7 @@ class RunOptions:
         settings: Settings that a resume inherits.
         cluster: SLURM options of the job of a round; None if rounds are measured on this machine.
         image: Container image in which jobs run; None: without a container.
+        orchestrator: SLURM options of the jobs in which the process of a detached run lives; None: it is this one.
     """
 
     root: Path
@@ -56,6 +57,7 @@ class RunOptions:
     settings: RunSettings
     cluster: dict[str, str] | None
     image: Image | None
+    orchestrator: dict[str, str] | None
 
     @property
     def rounds(self) -> int | None:
@@ -78,10 +80,11 @@ class RunOptions:
         threads = self.settings.threads
         return threads if self.cluster is not None else max(1, threads // self.parallel)
 
-    @property
-    def executor(self) -> loop.Executor | None:
-        """Executor of rounds; None: this machine."""
-        return None if self.cluster is None else SlurmExecutor(self.parallel, self.cluster, image=self.image)
+    def executor(self, leave: Callable[[], bool] | None = None) -> loop.Executor | None:
+        """Return the executor of rounds; None: this machine. `leave`: of a detached run, see `SlurmExecutor`."""
+        return (
+            None if self.cluster is None else SlurmExecutor(self.parallel, self.cluster, image=self.image, leave=leave)
+        )
 
 
 OPTION_DEFAULTS: Mapping[str, Any] = {
@@ -90,7 +93,7 @@ OPTION_DEFAULTS: Mapping[str, Any] = {
     "no_llm": False, "model": None, "effort": None, "price": None, "cassette": None, "replay_of": None,
     "ideator_memory": None,
     "analyst_memory": None, "memory": None, "open_modules": False, "parallel": 1, "threads": 1, "executor": "local",
-    "slurm": (), "container": None, "budget": "",
+    "slurm": (), "container": None, "detach": False, "detach_slurm": (), "budget": "",
 }  # fmt: skip
 _PATH_OPTIONS = ("secret_file", "cassette", "ideator_memory", "analyst_memory", "memory", "container")
 
@@ -146,6 +149,8 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         pins = dict(info.pins)
     if resolved.executor == "local":
         _check_gpus(pins)
+    # The jobs of a detached run were accepted at its start.
+    check = layout is None or orchestrator_job.position(layout.run_id) is None
     profile, scale = (info.profile, info.scale) if info else (chosen["profile"], chosen["scale"])
     return RunOptions(
         root=Path.cwd(),  # not the top: a start in a linked worktree is noted
@@ -159,8 +164,11 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         choice=choice,
         pins=pins,
         settings=settings.with_models(resolved, choice),
-        cluster=_slurm_options(resolved.executor, resolved.slurm, profile_of(profile, scale), resolved.threads),
+        cluster=_slurm_options(
+            resolved.executor, resolved.slurm, profile_of(profile, scale), resolved.threads, check=check
+        ),
         image=_image(resolved, root),
+        orchestrator=_orchestrator_options(resolved, check=check),
     )
 
 
@@ -170,14 +178,31 @@ def _check_gpus(pins: dict[str, Any]) -> None:
         require_available(parse_dsl(apply_pins({"type": "mlp", "mlp": {}}, pins)).training)
 
 
-def _slurm_options(executor: str, options: tuple[str, ...], profile: Profile, threads: int) -> dict[str, str] | None:
+def _slurm_options(
+    executor: str, options: tuple[str, ...], profile: Profile, threads: int, *, check: bool
+) -> dict[str, str] | None:
     """SLURM options of the job of a round, accepted by `sbatch --test-only`; None for the local executor."""
     if executor == "local":
         if options:
             raise UsageError("needs --executor slurm", location="--slurm", hint="add --executor slurm")
         return None
     job_options = fill_job_options(slurm.parse_options(options), profile, threads)
-    slurm.check(job_options)
+    if check:
+        slurm.check(job_options)
+    return job_options
+
+
+def _orchestrator_options(resolved: RunSettings, *, check: bool) -> dict[str, str] | None:
+    """SLURM options of the jobs of a detached run, accepted by `sbatch --test-only`; None for any other run."""
+    if not resolved.detach:
+        if resolved.detach_slurm:
+            raise UsageError("needs --detach", location="--detach-slurm", hint="add --detach")
+        return None
+    if resolved.executor == "local":
+        raise UsageError("needs --executor slurm", location="--detach", hint="add --executor slurm, or use nohup")
+    job_options = orchestrator_job.job_options(resolved)
+    if check:
+        slurm.check(job_options)
     return job_options
 
 

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from datetime import datetime
 
 from autoqec.contracts.events import Event, LlmUnusable, OnEvent, RunOpened
 from autoqec.errors import RunInterruptedError
 from autoqec.launch.options import RunOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.orchestrator import loop
+from autoqec.orchestrator.budget import Clock, InterruptHandler
 from autoqec.orchestrator.run import RolesFactory, RunContext
 from autoqec.reporting.live_status import LiveStatusWriter, SessionLimits
 from autoqec.store import run_control
@@ -40,6 +42,7 @@ def run_session(
     *,
     on_open: Callable[[loop.Run], None] = lambda run: None,
     command_line: Sequence[str] = (),
+    detached_since: datetime | None = None,
 ) -> SessionResult:
     """Start or resume a run and run rounds until a limit is reached or Ctrl-C is pressed.
 
@@ -48,14 +51,17 @@ def run_session(
         on_event: Called with every event.
         on_open: Called with the run before its first round.
         command_line: Recorded in run.json of a new run.
+        detached_since: Start of a detached run that this process continues, which leaves jobs of the cluster to the
+            next process when it is asked to end. The limit `hours` counts from it.
 
     Raises:
         RunInterruptedError: Interrupted in the middle of a round; the run can be resumed.
         UsageError: The run cannot be started or resumed; nothing was written.
     """
     with ExitStack() as stack:
-        listeners, limits = [on_event], RunBudget()
-
+        listeners, limits, interrupts = [on_event], RunBudget(), InterruptHandler()
+        began = time.time() if detached_since is None else detached_since.timestamp()
+        leave = None if detached_since is None else lambda: interrupts.requested
         unusable_models: list[str] = []
 
         def notify(event: Event) -> None:
@@ -69,14 +75,22 @@ def run_session(
             built, limits = build_roles(options.choice, context, notify, options.budget)
             return built
 
-        run = stack.enter_context(_open_run(options, roles, notify, command_line))
-        run_control.withdraw_stop(run.layout)
-        listeners.append(stack.enter_context(LiveStatusWriter(run.layout, _session_limits(options))))
+        run = stack.enter_context(open_run(options, roles, notify, command_line))
+        if detached_since is None:
+            run_control.withdraw_stop(run.layout)
+        listeners.append(stack.enter_context(LiveStatusWriter(run.layout, _session_limits(options, began))))
         on_open(run)
         notify(RunOpened(run_id=run.layout.run_id, root=str(run.layout.root)))
         try:
             outcome = loop.run_rounds(
-                run, options.rounds, notify, budget=limits, parallel=options.parallel, executor=options.executor
+                run,
+                options.rounds,
+                notify,
+                budget=limits,
+                parallel=options.parallel,
+                executor=options.executor(leave),
+                interrupts=interrupts,
+                clock=Clock(time.time() - began),
             )
         except KeyboardInterrupt as error:
             hint = f"autoqec run --resume {run.layout.run_id}"
@@ -84,7 +98,8 @@ def run_session(
         return SessionResult(run.layout, outcome, learn(options.choice, run), tuple(unusable_models))
 
 
-def _open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, command_line: Sequence[str]) -> loop.Run:
+def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, command_line: Sequence[str]) -> loop.Run:
+    """Start the run, or resume it and store changed settings; the caller closes it."""
     if options.layout is not None:
         run = loop.resume_run(
             options.layout.run_id, options.root, roles=roles, threads=options.round_threads, on_event=on_event
@@ -113,7 +128,7 @@ def _open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comma
     )
 
 
-def _session_limits(options: RunOptions) -> SessionLimits:
+def _session_limits(options: RunOptions, began: float) -> SessionLimits:
     """Return the limits of this session, for `watch`."""
     limits = asdict(options.budget)
     rounds = [number for number in (options.rounds, limits.pop("rounds")) if number is not None]
@@ -123,6 +138,6 @@ def _session_limits(options: RunOptions) -> SessionLimits:
         usd=options.choice.max_usd,
         tokens=options.choice.max_tokens,
         parallel=options.parallel,
-        began=time.time(),
+        began=began,
         sandbox=sandbox.probe(),
     )

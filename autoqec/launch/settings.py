@@ -21,7 +21,7 @@ from autoqec.store.layout import RunLayout
 
 DEFAULT_ROUNDS = 3  # of a run without any limit
 _PATHS = ("ideator_memory", "analyst_memory", "memory", "container")
-_SAME_NAME = ("open_modules", "replay_of", "executor", "slurm", "parallel", "threads")
+_SAME_NAME = ("open_modules", "replay_of", "executor", "slurm", "detach", "detach_slurm", "parallel", "threads")
 
 
 def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str, Any], root: Path) -> RunSettings:
@@ -46,7 +46,8 @@ def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str,
     elif chosen["budget"] or stored is None:
         update["rounds"] = None if chosen["budget"] else DEFAULT_ROUNDS
     if "executor" in named and chosen["executor"] == "local":
-        update["slurm"] = tuple(chosen["slurm"])
+        update["slurm"], update["detach"] = tuple(chosen["slurm"]), chosen["detach"]
+        update["detach_slurm"] = tuple(chosen["detach_slurm"])
         update["container"] = None if chosen["container"] is None else str(chosen["container"])
     if chosen["cassette"] is not None or "model" in explicit:
         update["cassette"] = chosen["cassette"] is not None

@@ -140,11 +140,15 @@ class InterruptHandler:
 
 
 class Clock:
-    """Monotonic clock: seconds since it was created, unaffected by changes of the system time."""
+    """Monotonic clock: seconds since it was created, unaffected by changes of the system time.
 
-    def __init__(self) -> None:
-        self._start = time.monotonic()
+    Args:
+        elapsed_s: Seconds that have passed already.
+    """
+
+    def __init__(self, elapsed_s: float = 0.0) -> None:
+        self._start = time.monotonic() - elapsed_s
 
     def elapsed(self) -> float:
-        """Return the seconds since the clock was created."""
+        """Return the seconds since the clock started."""
         return time.monotonic() - self._start

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from autoqec.contracts.events import Event, OnEvent, RoundStarted, RunStopped
 from autoqec.contracts.history import HistoryRow
@@ -13,6 +14,7 @@ from autoqec.errors import InfrastructureError, UsageError
 from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
 from autoqec.orchestrator.executors.local import (
     Executor,
+    JobsLeftError,
     NotStartedError,
     ParallelExecutor,
     RoundFuture,
@@ -70,6 +72,8 @@ def run_rounds(
     budget: Budget | None = None,
     parallel: int = 1,
     executor: Executor | None = None,
+    interrupts: InterruptHandler | None = None,
+    clock: Clock | None = None,
 ) -> LoopResult:
     """Run rounds until the run has `rounds` finished rows, a limit is reached or the user stops it.
 
@@ -79,7 +83,7 @@ def run_rounds(
 
     After the first Ctrl-C, SIGTERM or SIGHUP, or a request of `autoqec stop`, running rounds are completed, a waiting
     one is cancelled, and no further one starts. The second signal raises KeyboardInterrupt and cancels cluster jobs;
-    the next start recovers.
+    the next start recovers. The executor of a detached run leaves them to the next start at the first signal.
 
     Args:
         run: The run, held by this process.
@@ -88,6 +92,8 @@ def run_rounds(
         budget: Further limits.
         parallel: Number of rounds measured at once if no executor is given.
         executor: Measures the rounds; by default in children of this process.
+        interrupts: Handles the signals.
+        clock: Time that counts for the limit `hours`.
 
     Returns:
         The recorded rows and the reason for stopping.
@@ -95,34 +101,53 @@ def run_rounds(
     Raises:
         UsageError: A cluster rejects a job.
     """
-    emit, clock, interrupts = _serialize_events(run_log.logged(on_event)), Clock(), InterruptHandler()
+    emit = _serialize_events(run_log.logged(on_event))
+    clock, interrupts = clock or Clock(), interrupts or InterruptHandler()
     limits = [Budget(rounds=rounds), budget or Budget()]
     executor = executor or _local_executor(run, parallel, limits[1], clock, interrupts)
+    recorded: list[HistoryRow] = []
+    pending: deque[tuple[StartedRound, RoundFuture]] = deque()
     with interrupts:
-        recorded = verify_pending(run.memory, run.repo, emit, executor.verify)
-        pending = deque(_resume_cluster_rounds(run, executor, emit))
-        failures = 0
         try:
-            while True:
-                stop_reason = _stop_reason(run, limits, clock, interrupts, len(pending), failures)
-                if stop_reason is None and len(pending) < executor.capacity:
-                    started = start_round(run, emit)
-                    if started.row is not None:
-                        recorded.append(started.row)
-                    else:
-                        pending.append((started, executor.submit(runner_config(run, started), emit)))
-                elif pending:
-                    row, killed = _record_oldest(run, pending, executor, emit)
-                    recorded.append(row)
-                    failures = failures + 1 if killed else 0
-                else:
-                    run_log.record(RunStopped(why=str(stop_reason)))
-                    interrupted = interrupts.requested or stop_reason == run_control.STOPPED
-                    return LoopResult(tuple(recorded), str(stop_reason), interrupted)
+            recorded += verify_pending(run.memory, run.repo, emit, executor.verify)
+            pending.extend(_resume_cluster_rounds(run, executor, emit))
+            stop = partial(_stop_reason, run, limits, clock, interrupts)
+            stop_reason = _run_until(stop, run, pending, recorded, executor, emit)
+        except JobsLeftError:
+            stop_reason = "interrupted; the next start continues the rounds in jobs of the cluster"
         except KeyboardInterrupt:
             for _, future in pending:
                 future.cancel()
             raise
+        run_log.record(RunStopped(why=stop_reason))
+        interrupted = interrupts.requested or stop_reason == run_control.STOPPED
+        return LoopResult(tuple(recorded), stop_reason, interrupted)
+
+
+def _run_until(
+    stop: Callable[[int, int], str | None],
+    run: Run,
+    pending: deque[tuple[StartedRound, RoundFuture]],
+    recorded: list[HistoryRow],
+    executor: Executor,
+    emit: OnEvent,
+) -> str:
+    """Start and record rounds until `stop(rounds in progress, failures)` gives a reason and none is in progress."""
+    failures = 0
+    while True:
+        stop_reason = stop(len(pending), failures)
+        if stop_reason is None and len(pending) < executor.capacity:
+            started = start_round(run, emit)
+            if started.row is not None:
+                recorded.append(started.row)
+            else:
+                pending.append((started, executor.submit(runner_config(run, started), emit)))
+        elif pending:
+            row, killed = _record_oldest(run, pending, executor, emit)
+            recorded.append(row)
+            failures = failures + 1 if killed else 0
+        else:
+            return str(stop_reason)
 
 
 def _local_executor(run: Run, parallel: int, budget: Budget, clock: Clock, interrupts: InterruptHandler) -> Executor:

@@ -94,6 +94,11 @@ def trust_decoders(functions: Iterable[str] = (), *, registered: bool = True) ->
     _trust = _Trust(functions, registered)
 
 
+def trusted_functions() -> frozenset[str]:
+    """Return `MODULE:FUNCTION` of the functions that `trust_decoders` was given."""
+    return _trust.functions
+
+
 def external_decoder(name: str) -> ExternalDecoderSpec | None:
     """Return the external decoder that a baseline names; None for a built-in decoder."""
     if match := SINTER_DECODER.fullmatch(name):

@@ -24,10 +24,13 @@ from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.run_report import PendingRound, RunReport
 from autoqec.reporting.summary import print_summary
 from autoqec.reporting.terminal import LiveView
+from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import attempt_of
+from autoqec.system.slurm_script import any_alive
 
 POLL_INTERVAL_S = 1.0
+CHAIN_POLLS = 30  # between two questions to SLURM about the jobs of a detached run
 
 
 def watch(
@@ -45,8 +48,16 @@ def watch(
 
 
 def _poll_until_done(screen: WatchScreen, sleep: Callable[[float], None]) -> None:
-    while screen.poll():
+    polls = 0
+    while screen.poll() and (polls % CHAIN_POLLS or not _chain_is_dead(screen.layout)):
         sleep(POLL_INTERVAL_S)
+        polls += 1
+
+
+def _chain_is_dead(layout: RunLayout) -> bool:
+    """Return whether SLURM has no job of a detached run any more, although its chain did not end in order."""
+    chain = run_control.read_detached(layout)
+    return chain is not None and any_alive(chain.job_id, chain.successor_id) is False
 
 
 class WatchScreen:

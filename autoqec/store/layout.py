@@ -193,6 +193,16 @@ class RunLayout:
         return self.root / "stop_request.json"
 
     @property
+    def detached(self) -> Path:
+        """State of a detached run."""
+        return self.root / "detached.json"
+
+    @property
+    def detached_logs(self) -> Path:
+        """Output of the jobs in which the process of a detached run lives."""
+        return self.root / "detached"
+
+    @property
     def cassette(self) -> Path:
         """`cassette.jsonl`."""
         return self.root / "cassette.jsonl"

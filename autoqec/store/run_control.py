@@ -1,11 +1,13 @@
-"""Files through which other processes stop a run, possibly on another machine that shares the run directory."""
+"""Files through which other processes follow and stop a run, also from machines that share the run directory."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from autoqec.contracts.job import DetachedRun
 from autoqec.store import atomic
 from autoqec.store.layout import RunLayout
+from autoqec.store.round_files import load_contract
 
 STOPPED = "stop requested; --resume continues"  # why the loop ended
 
@@ -24,3 +26,24 @@ def withdraw_stop(layout: RunLayout) -> None:
     """Delete the request, when the user starts the run again."""
     with atomic.storage_errors(layout.stop_request):
         layout.stop_request.unlink(missing_ok=True)
+
+
+def read_detached(layout: RunLayout) -> DetachedRun | None:
+    """Return the chain of jobs of a detached run that has not ended; None for any other run."""
+    state = load_contract(layout.detached, DetachedRun)
+    return None if state is None or state.ended is not None else state
+
+
+def last_chain(layout: RunLayout) -> DetachedRun | None:
+    """Return the chain of jobs of a run that is or was detached."""
+    return load_contract(layout.detached, DetachedRun)
+
+
+def write_detached(layout: RunLayout, state: DetachedRun) -> None:
+    """Write the state of a detached run."""
+    atomic.write_json(layout.detached, state.dump())
+
+
+def end_detached(layout: RunLayout, state: DetachedRun, reason: str) -> None:
+    """Record that no further job continues the run."""
+    write_detached(layout, state.model_copy(update={"ended": reason}))

@@ -39,7 +39,7 @@ OPTION_NAMES = {
     "nodelist": "nodelist",
     "exclude": "exclude",
 }
-_EXPORTED_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_HOME", "AUTOQEC_SANDBOX")
+EXPORTED_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_HOME", "AUTOQEC_SANDBOX")
 _TIME = re.compile(r"(?P<minutes>[1-9]\d*)|(?:(?P<days>\d+)-)?(?P<clock>\d+:[0-5]\d:[0-5]\d)")
 # Temporary files of a job are on its node's own disk if the cluster offers one.
 NODE_SCRATCH = 'export TMPDIR="${SLURM_TMPDIR:-${TMPDIR:-/tmp}}"'
@@ -56,6 +56,7 @@ _ACTIVE_STATES = (
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED",
     "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT",
 )  # fmt: skip
+UNREACHABLE = "slurm-unreachable"
 LIMIT_STATES = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
 
 Life = Literal["alive", "ended", "gone", "unreachable"]
@@ -77,14 +78,14 @@ class Job(NamedTuple):
     why: str = ""
 
 
-def parse_options(texts: Sequence[str]) -> dict[str, str]:
-    """Parse the `KEY=VALUE` texts of --slurm; UsageError names the first wrong one."""
+def parse_options(texts: Sequence[str], location: str = "--slurm") -> dict[str, str]:
+    """Parse the `KEY=VALUE` texts of an option; UsageError names the first wrong one."""
     parsed = {}
     for text in texts:
         key, _, value = text.partition("=")
         if key not in OPTION_NAMES or not value or not value.isprintable():
             hint = f"KEY=VALUE of {', '.join(OPTION_NAMES)}"
-            raise UsageError(f"{text!r} is not a job option", location="--slurm", hint=hint)
+            raise UsageError(f"{text!r} is not a job option", location=location, hint=hint)
         parsed[key] = value
     for key, shape, form in (
         ("time", _TIME, "minutes, or [DAYS-]HH:MM:SS"),
@@ -93,7 +94,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, str]:
         ("mem", re.compile(r"[1-9]\d*[KMGT]B?"), "a size: 8G, 4000M"),
     ):
         if key in parsed and not shape.fullmatch(parsed[key]):
-            raise UsageError(f"{parsed[key]!r} is not {form}", location=f"--slurm {key}", hint=f"{key}={form}")
+            raise UsageError(f"{parsed[key]!r} is not {form}", location=f"{location} {key}", hint=f"{key}={form}")
     return parsed
 
 
@@ -114,10 +115,14 @@ def check(options: Mapping[str, str]) -> None:
             hint = "start on a machine of the cluster, or leave out --executor slurm"
             raise UsageError(f"`{command}` is not on the PATH", location="--executor slurm", hint=hint)
     _executor(Path(tempfile.gettempdir()), "autoqec-check", options)
-    flags = [f"--{_flag(OPTION_NAMES[key])}={_value(key, value)}" for key, value in options.items()]
-    status, output = _run_command("sbatch", "--test-only", *flags, "--wrap=true")
+    status, output = run_command("sbatch", "--test-only", *sbatch_flags(options), "--wrap=true")
     if status != 0:
         raise _rejection(output, options)
+
+
+def sbatch_flags(options: Mapping[str, str]) -> list[str]:
+    """Return the flags of sbatch for options of --slurm."""
+    return [f"--{OPTION_NAMES[key].replace('_', '-')}={_value(key, value)}" for key, value in options.items()]
 
 
 def own_job_id() -> str:
@@ -165,13 +170,22 @@ def submit(
     fixed |= {key: threads for key in child.DEFAULT_ENVIRONMENT if key.endswith("_NUM_THREADS")}
     exports = [f"export {key}={shlex.quote(value)}" for key, value in fixed.items()]
     executor.update_parameters(setup=[*exports, NODE_SCRATCH])
+    return until_accepted(name, lambda: _submit_once(executor, work, arguments, options))
+
+
+def until_accepted(name: str, submit_once: Callable[[], list[str]]) -> list[str]:
+    """Return the ids of a job of this unique name: `submit_once` is repeated while it raises ConnectionError.
+
+    Raises:
+        UsageError: SLURM refuses, or (`code` is UNREACHABLE) does not answer.
+    """
     last_error = ""
     for wait in (0.0, *RETRY_DELAYS_S):
         time.sleep(wait)
         try:
             # What was not answered may have been taken all the same.
             found = find_jobs(name) if wait else {}
-            return [*found.values()] if found else _submit_once(executor, work, arguments, options)
+            return [*found.values()] if found else submit_once()
         except ConnectionError as error:
             last_error = str(error)
     tries = f"{len(RETRY_DELAYS_S) + 1} tries in {sum(RETRY_DELAYS_S):.0f} s"
@@ -179,7 +193,7 @@ def submit(
         f"SLURM took no job in {tries}: {_error_summary(last_error)}",
         "start again with --resume once `sinfo` answers",
     )
-    raise UsageError(message, location="--executor slurm", hint=hint)
+    raise UsageError(message, location="--executor slurm", hint=hint, code=UNREACHABLE)
 
 
 def _submit_once(
@@ -196,9 +210,7 @@ def _submit_once(
             return [str(job.job_id) for job in executor.map_array(work, *zip(*arguments, strict=True))]
     except (FailedJobError, FailedSubmissionError) as error:
         error_text = str(error) or output.getvalue()
-        if _TRANSIENT.search(error_text):
-            raise ConnectionError(error_text) from error
-        raise _rejection(error_text, options) from error
+        raise submission_error(error_text, options) from error
 
 
 def find_job(name: str, index: int | None = None) -> str | None:
@@ -221,7 +233,7 @@ def find_jobs(name: str) -> dict[int | None, str]:
         ConnectionError: SLURM does not answer.
     """
     command = ("squeue", "--noheader", "--array", f"--name={name}", "--states=all", "--format=%F|%K")
-    status, output = _run_command(*command)
+    status, output = run_command(*command)
     if status != 0:
         raise ConnectionError(output)
     lines = [[part.strip() for part in line.split("|")] for line in output.splitlines() if "|" in line]
@@ -232,7 +244,7 @@ def find_jobs(name: str) -> dict[int | None, str]:
 
 def query_job(job_id: str) -> Job:
     """Return the state of a job: from squeue and scontrol, else from accounting, which may be off."""
-    status, output = _run_command("squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--format=%T|%r")
+    status, output = run_command("squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--format=%T|%r")
     if status != 0 and _INVALID not in output:
         return Job("unreachable", why=_error_summary(output))
     lines = [line for line in output.splitlines() if "|" in line] if status == 0 else []
@@ -246,8 +258,8 @@ def query_job(job_id: str) -> Job:
 
 def cancel(job_id: str) -> None:
     """End a job, queued or running, without grace; errors of scancel are ignored, because the job has ended then."""
-    _run_command("scancel", "--signal=KILL", "--full", job_id)
-    _run_command("scancel", job_id)
+    run_command("scancel", "--signal=KILL", "--full", job_id)
+    run_command("scancel", job_id)
 
 
 def _accounting_status(job_id: str) -> Job:
@@ -255,7 +267,7 @@ def _accounting_status(job_id: str) -> Job:
     if shutil.which("sacct") is None:
         return Job("gone")
     fields = "--format=State,ExitCode,Elapsed"
-    status, output = _run_command("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", fields)
+    status, output = run_command("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", fields)
     lines = [line for line in output.splitlines() if line.count("|") == 2] if status == 0 else []
     if not lines:
         return Job("gone", why=_error_summary(output))
@@ -267,7 +279,7 @@ def _accounting_status(job_id: str) -> Job:
 
 
 def _details(job_id: str) -> str:
-    status, output = _run_command("scontrol", "--oneliner", "show", "job", job_id)
+    status, output = run_command("scontrol", "--oneliner", "show", "job", job_id)
     known = dict(re.findall(r"(\w+)=(\S+)", output)) if status == 0 else {}
     parts = [("Reason", ""), ("ExitCode", "exit code "), ("RunTime", "ran "), ("TimeLimit", "limit ")]
     return ", ".join(
@@ -283,7 +295,7 @@ def _executor(folder: Path, name: str, options: Mapping[str, str], python: str |
     except RuntimeError as error:
         message, hint = "`srun` is not on the PATH", "start on a machine of the cluster"
         raise UsageError(message, location="--executor slurm", hint=hint) from error
-    exported = ",".join(variable for variable in _EXPORTED_VARIABLES if variable in os.environ)
+    exported = ",".join(variable for variable in EXPORTED_VARIABLES if variable in os.environ)
     requested = {OPTION_NAMES[key]: _value(key, value) for key, value in options.items()}
     # Without a work characterisation key: clusters that do not keep them refuse any.
     more = {"export": exported, "chdir": "/"}
@@ -297,8 +309,9 @@ def _value(key: str, value: str) -> str | int:
     return int(value) if key in ("cpus", "gpus") else value
 
 
-def _flag(name: str) -> str:
-    return name.replace("_", "-")
+def submission_error(output: str, options: Mapping[str, str]) -> Exception:
+    """Return ConnectionError if sbatch got no answer, so that the job may or may not be queued, else the refusal."""
+    return ConnectionError(output) if _TRANSIENT.search(output) else _rejection(output, options)
 
 
 def _rejection(output: str, options: Mapping[str, str]) -> UsageError:
@@ -313,9 +326,9 @@ def _error_summary(output: str) -> str:
     return "; ".join(dict.fromkeys(lines))[:400] or "no message"
 
 
-def _run_command(*argv: str) -> tuple[int, str]:
-    """Run one of SLURM's commands; return exit status and output."""
-    known = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+def run_command(*argv: str, exported: Sequence[str] = ()) -> tuple[int, str]:
+    """Run one of SLURM's commands, which sees the `exported` variables; return exit status and output."""
+    known = {name: os.environ[name] for name in ("SLURM_CONF", *exported) if name in os.environ}
     with scratch("slurm") as directory:
         output = directory / "said"
         limits = child.Limits(wallclock_s=_TIMEOUT_S)

@@ -8,7 +8,9 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
+from autoqec.contracts.job import DetachedRun
 from autoqec.errors import AutoqecError, UsageError
+from autoqec.reporting.text import plain
 from autoqec.store.layout import RunLayout
 
 
@@ -34,10 +36,21 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
     from autoqec.reporting import run_report
     from autoqec.reporting.summary import print_summary
     from autoqec.reporting.terminal import console
+    from autoqec.store import run_control
 
     view = run_report.load(locate.run_layout(run))
     print_summary(console(err=out.json), view)
+    if (chain := run_control.last_chain(view.layout)) is not None:
+        out.say(_chain_line(view.layout.run_id, chain))
     out.emit(view.dump())
+
+
+def _chain_line(run_id: str, chain: DetachedRun) -> str:
+    """Describe the jobs of a run that is or was detached."""
+    if chain.ended is not None:
+        return f"Detached run, ended: {plain(chain.ended, 600)}"
+    successor = "" if chain.successor_id is None else f", then job {chain.successor_id}"
+    return f"Detached run: SLURM job {chain.job_id}{successor}. Stop: autoqec stop {run_id}"
 
 
 def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
@@ -48,7 +61,6 @@ def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
     from autoqec.orchestrator.memory import RunMemory
     from autoqec.reporting.summary import VERDICT_STYLE
     from autoqec.reporting.terminal import console
-    from autoqec.reporting.text import plain
 
     value = RunMemory(layout.root).graph()
     if dot:
@@ -63,7 +75,7 @@ def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
 def _list(root: Path, out: Output) -> None:
     from autoqec.orchestrator.run_directory import find_deleted_runs
     from autoqec.reporting import run_report
-    from autoqec.reporting.text import plain, pluralize
+    from autoqec.reporting.text import pluralize
     from autoqec.system.git import Repo
 
     ids = locate.run_ids(root)

@@ -19,6 +19,14 @@ def command(run: str, out: Output) -> None:
 
     layout = locate.find_run(run)
     hint = f"autoqec run --resume {layout.run_id}"
+    if (chain := run_control.read_detached(layout)) is not None:
+        from autoqec.launch import detached
+
+        ends_later = detached.stop(layout, chain)
+        when = "after its rounds in progress" if ends_later else "now; its queued job is cancelled"
+        out.say(f"Run {layout.run_id} ends {when}. Continue it: {hint}")
+        out.emit({"run_id": layout.run_id})
+        return
     # A lock that does not reach other hosts says nothing about a process there; the next start withdraws the request.
     if not run_lock.is_locked(layout.root) and run_lock.unreliable_lock(layout.root) is None:
         raise UsageError("the run is not in progress", location=f"run {layout.run_id}", hint=hint)

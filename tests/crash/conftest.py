@@ -11,6 +11,7 @@ import pytest
 from autoqec.cli.workspace import make_workspace
 from tests.crash.starts import ENV, NOT_A_COPY, start
 from tests.crash.sweep import Zygote, has_compiler, zygote
+from tests.support.clusters import KEY, Cluster, fake_slurm, slurm, slurm_unavailable_reason, started_jobs
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +36,31 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
         pytest.skip("no C compiler; install: apt-get install gcc (on Linux)")
     with zygote(tmp_path_factory.mktemp("sweep")) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if reason := slurm_unavailable_reason():
+        pytest.skip(reason)
+    with slurm(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["stand-in", pytest.param("slurm", marks=pytest.mark.slurm)])
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Tests with this fixture run with the fake commands and with real SLURM, and so check the fake too."""
+    return _used(request.getfixturevalue("real" if request.param == "slurm" else "fake"), monkeypatch)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """The fake commands alone, for states that real SLURM cannot be forced into."""
+    found = fake_slurm(tmp_path / "fake")
+    with started_jobs(found):
+        yield _used(found, monkeypatch)
+
+
+def _used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    for name, value in {**cluster.env, "ANTHROPIC_API_KEY": KEY}.items():
+        monkeypatch.setenv(name, value)
+    return cluster

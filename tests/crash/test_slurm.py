@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,38 +33,10 @@ from autoqec.verification import job
 from tests.conftest import made_workspace
 from tests.crash.invariants import Before, check, git, refs, run_ids
 from tests.crash.starts import ROOT, run_until_killed, start
-from tests.support.clusters import Cluster, fake_slurm, slurm, slurm_unavailable_reason
+from tests.support.clusters import KEY, Cluster
 
 PATIENCE_S = 300
 LONG = pytest.mark.long
-KEY = "sk-a-key-that-no-job-may-see"
-
-
-@pytest.fixture(scope="session")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if reason := slurm_unavailable_reason():
-        pytest.skip(reason)
-    with slurm(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(params=["stand-in", pytest.param("slurm", marks=pytest.mark.slurm)])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Tests with this fixture run with the fake commands and with real SLURM, and so check the fake too."""
-    found: Cluster = request.getfixturevalue("real") if request.param == "slurm" else fake_slurm(tmp_path / "fake")
-    return _used(found, monkeypatch)
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The fake commands alone, for states that real SLURM cannot be forced into."""
-    return _used(fake_slurm(tmp_path / "fake"), monkeypatch)
-
-
-def _used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    for name, value in {**cluster.env, "ANTHROPIC_API_KEY": KEY}.items():
-        monkeypatch.setenv(name, value)
-    return cluster
 
 
 class RunningProcess:

@@ -8,6 +8,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +21,7 @@ STANDIN = Path(__file__).with_name("standins") / "slurm"
 COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "sacct", "scancel")
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PATIENCE_S = 60
+KEY = "sk-a-key-that-no-job-may-see"  # in the environment of the process that submits
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,13 @@ class Cluster:
                     found.append(int(path.name))
         return found
 
+    def await_state(self, number: str, *states: str) -> None:
+        """Wait until a job is in one of these states."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.jobs().get(number) not in states:
+            assert time.monotonic() < deadline, self.jobs()
+            time.sleep(0.1)
+
     def kill_workers(self, number: str) -> None:
         """Kill the process of the job, as a failing node would."""
         for pid in self.workers(number):
@@ -75,6 +85,32 @@ def fake_slurm(directory: Path, **conf: Any) -> Cluster:
     (state / "slurm.conf").write_text(json.dumps({"minute_s": 60.0, **conf}))
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_CONF": str(state / "slurm.conf")}
     return Cluster(env, state / "slurm.conf")
+
+
+@contextmanager
+def started_jobs(cluster: Cluster) -> Iterator[None]:
+    """Start the jobs of the fake that were submitted by a supervised process, for the duration of the context."""
+    assert cluster.conf is not None
+    place, ended = cluster.conf.parent, threading.Event()
+
+    def start_jobs() -> None:
+        while not ended.wait(0.1):
+            for marker in place.glob("job_*/to_start"):
+                marker.unlink()
+                number = marker.parent.name.removeprefix("job_")
+                subprocess.run([sys.executable, STANDIN, "start", number], env=os.environ | cluster.env, check=True)
+
+    thread = threading.Thread(target=start_jobs, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        cluster.change(down=False, forgets=False)
+        for number, state in cluster.jobs().items():
+            if state == "PENDING":  # or its process would wait for ever
+                cluster.ask("scancel", number)
 
 
 def slurm_unavailable_reason() -> str | None:
@@ -157,7 +193,7 @@ def _free_ports() -> list[int]:
 
 
 def _conf(directory: Path, host: str, control: int, node: int) -> str:
-    cores = os.cpu_count() or 1
+    cores = max(4, os.cpu_count() or 1)  # for a detached run, its round and its verification at once
     return f"""ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
@@ -181,6 +217,7 @@ SelectTypeParameters=CR_Core_Memory
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
+SlurmdParameters=config_overrides
 KillWait=5
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP

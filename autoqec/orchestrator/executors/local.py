@@ -37,6 +37,10 @@ class NotStartedError(Exception):
     """The measurement was cancelled while it waited for a free slot; the message says why."""
 
 
+class JobsLeftError(KeyboardInterrupt):
+    """This process was asked to end, and leaves jobs of a cluster to the next one; handled like a second Ctrl-C."""
+
+
 class Executor(Protocol):
     """Measures and verifies rounds. `capacity`: measurements that it accepts at once, waiting ones included."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
 from autoqec.errors import UsageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.orchestrator import worktree
+from autoqec.orchestrator.executors.local import JobsLeftError
 from autoqec.orchestrator.executors.slurm_verification import SlurmVerification
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
@@ -63,6 +64,8 @@ class SlurmExecutor:
         slots: Jobs at once.
         options: Options of `--slurm`, as returned by `system.slurm.parse`.
         image: Container image in which jobs run.
+        leave: Of a detached run, whose jobs are never cancelled by an interrupt: called while a job is awaited; if it
+            returns True, JobsLeftError is raised, and the next process awaits the job.
         poll_files_s: Seconds between two checks for the files of a round.
         poll_slurm_s: Seconds between two queries of SLURM.
         file_lag_s: Seconds to wait for the files of a job that has ended.
@@ -74,11 +77,12 @@ class SlurmExecutor:
         options: Mapping[str, str] | None = None,
         *,
         image: Image | None = None,
+        leave: Callable[[], bool] | None = None,
         poll_files_s: float = POLL_FILES_S,
         poll_slurm_s: float = POLL_SLURM_S,
         file_lag_s: float = FILE_LAG_S,
     ) -> None:
-        self.capacity, self.options, self.image = slots, dict(options or {}), image
+        self.capacity, self.options, self.image, self.leave = slots, dict(options or {}), image, leave
         self.poll_files_s, self.poll_slurm_s, self.file_lag_s = poll_files_s, poll_slurm_s, file_lag_s
         self.active: list[SlurmRoundFuture] = []
         self._ready: list[SlurmRoundFuture] = []
@@ -127,7 +131,13 @@ class SlurmExecutor:
         options = fill_job_options(self.options, request.profile)
         python = self.python(request.round.dir, options)
         in_job = SlurmVerification(
-            options, python, self.poll_files_s, self.poll_slurm_s, self.file_lag_s, self.forward_events
+            options,
+            python,
+            self.poll_files_s,
+            self.poll_slurm_s,
+            self.file_lag_s,
+            self.while_waiting,
+            keeps_jobs=self.leave is not None,
         )
         return verifier.verify(request, on_event=on_event, measure=in_job)
 
@@ -142,8 +152,10 @@ class SlurmExecutor:
         self.image.require_unchanged()
         return self.image.python(shared_with_jobs(round_dir), gpu="gpus" in options or "gres" in options)
 
-    def forward_events(self) -> None:
-        """Forward the progress events of all rounds that jobs measure."""
+    def while_waiting(self) -> None:
+        """Forward the progress events of all rounds that jobs measure; raises JobsLeftError if `leave` says so."""
+        if self.leave is not None and self.leave():
+            raise JobsLeftError
         for future in self.active:
             future.forward()
 
@@ -174,7 +186,7 @@ class SlurmRoundFuture:
             if self.refusal is not None:
                 self.executor.active.remove(self)
                 raise self.refusal
-            self.executor.forward_events()
+            self.executor.while_waiting()
             if time.monotonic() - last_query >= self.executor.poll_slurm_s:
                 job_status = self._query_job()
                 last_query = time.monotonic()
@@ -186,8 +198,8 @@ class SlurmRoundFuture:
         return metrics
 
     def cancel(self) -> None:
-        """Cancel the job and withdraw its order; a completed round is left for the next start."""
-        if self._finished_metrics() is not None:
+        """Cancel the job and withdraw its order; a completed round, or any of a detached run, is left as it is."""
+        if self.executor.leave is not None or self._finished_metrics() is not None:
             return
         with suppress(ConnectionError):
             number = self.order.job_id or slurm.find_job(self.order.name, self.order.array_index)

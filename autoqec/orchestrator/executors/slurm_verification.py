@@ -34,6 +34,7 @@ class SlurmVerification:
         poll_slurm_s: Seconds between two queries of SLURM.
         file_lag_s: Seconds to wait for the result of a job that has ended.
         while_waiting: Called between two checks.
+        keeps_jobs: Whether an interrupt leaves the job to the next process instead of cancelling it.
     """
 
     options: Mapping[str, str]
@@ -42,6 +43,7 @@ class SlurmVerification:
     poll_slurm_s: float
     file_lag_s: float
     while_waiting: Callable[[], None] = lambda: None
+    keeps_jobs: bool = False
 
     def __call__(self, request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyReport:
         """Verify in a job and return its report; the job of an earlier process for the same test is awaited.
@@ -62,7 +64,9 @@ class SlurmVerification:
         order = unfinished or self._write(request, name)
         try:
             report = self._await(layout, order, job.signing_key(_secret_of(request), order), on_event or ignore)
-        except BaseException:
+        except BaseException as error:
+            if self.keeps_jobs and isinstance(error, KeyboardInterrupt):
+                raise
             _cancel(name)
             shutil.rmtree(layout.verification_dir, ignore_errors=True)
             raise

@@ -120,7 +120,7 @@ def test_accounting_that_still_lists_a_job_as_running_is_outdated(
     def ask(*argv: str) -> tuple[int, str]:
         return (1, "slurm_load_jobs error: Invalid job id specified") if argv[0] == "squeue" else (0, "RUNNING|0:0|1")
 
-    monkeypatch.setattr(slurm, "_run_command", ask)
+    monkeypatch.setattr(slurm, "run_command", ask)
     assert slurm.query_job("3").life == "gone"
 
 

@@ -1,0 +1,174 @@
+"""Detached runs: the process of the run lives in short SLURM jobs, each of which continues what the last one left.
+
+A job queues its successor when it begins, so that the chain survives a job that is killed, and cancels it when the run
+is finished. The successor waits for the end of the job, in any way, and resumes the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from autoqec.contracts.events import OnEvent
+from autoqec.contracts.job import DetachedRun
+from autoqec.contracts.settings import RunSettings
+from autoqec.errors import AutoqecError, InfrastructureError, UsageError
+from autoqec.launch import orchestrator_job
+from autoqec.launch.options import RunOptions
+from autoqec.launch.roles import build_roles
+from autoqec.launch.session import open_run
+from autoqec.orchestrator import loop
+from autoqec.orchestrator.run import RunContext
+from autoqec.store import run_control, run_log
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from autoqec.system import slurm
+from autoqec.system.slurm_script import any_alive
+
+MAX_FRUITLESS = 3  # consecutive jobs that end early and record nothing; more would fail in the same way
+
+
+def start(
+    options: RunOptions, on_event: OnEvent, on_open: Callable[[loop.Run], None], command_line: Sequence[str]
+) -> tuple[RunLayout, DetachedRun]:
+    """Start or resume a run without running rounds, and queue the first job of its chain.
+
+    Args:
+        options: What to run.
+        on_event: Receives the events of recovery.
+        on_open: Called with the opened run.
+        command_line: Recorded in run.json of a new run.
+
+    Returns:
+        The run and its chain.
+
+    Raises:
+        UsageError: The run cannot be started or resumed, is detached already, or SLURM refuses the job.
+    """
+    if options.layout is not None:
+        _require_no_chain(options.layout)
+
+    def roles(context: RunContext) -> loop.Roles:
+        return build_roles(options.choice, context, on_event, options.budget)[0]
+
+    with open_run(options, roles, on_event, command_line) as run:
+        on_open(run)
+        layout = run.layout
+        run_control.withdraw_stop(layout)
+        last = run_control.last_chain(layout)
+        state = DetachedRun(number=1 if last is None else last.number + 2, began=datetime.now(UTC))
+        run_control.write_detached(layout, state)
+    try:
+        job_id = orchestrator_job.submit(layout, options.settings, state.number)
+    except BaseException as error:
+        run_control.end_detached(layout, state, f"its first job was not queued: {error}")
+        raise
+    state = state.model_copy(update={"job_id": job_id})
+    run_control.write_detached(layout, state)
+    return layout, state
+
+
+def _require_no_chain(layout: RunLayout) -> None:
+    state = run_control.read_detached(layout)
+    if state is not None and any_alive(state.job_id, state.successor_id) is not False:
+        message = f"the run is detached: SLURM job {state.job_id} holds it, or will"
+        raise UsageError(message, location=f"run {layout.run_id}", hint=f"autoqec stop {layout.run_id}")
+
+
+def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime], loop.LoopResult]) -> None:
+    """Run rounds in a job of the chain; queue the next job, or end the chain.
+
+    Args:
+        layout: The run.
+        number: Position of this job in the chain.
+        run_rounds: Runs the rounds; its argument is the start of the chain.
+
+    Raises:
+        UsageError: The chain has ended.
+        InfrastructureError: Too many jobs recorded nothing.
+    """
+    settings = History(layout).info().settings or RunSettings()
+    state = _begin(layout, number)
+    state = _queue_successor(layout, settings, state)
+    try:
+        outcome = run_rounds(state.began)
+    except AutoqecError as error:
+        # What the user has to repair would fail again in the next job; the disk or the cluster may recover.
+        if error.exit_code in (2, 3) and error.code != slurm.UNREACHABLE:
+            _end(layout, state, str(error))
+        raise
+    if not outcome.interrupted or outcome.stop_reason == run_control.STOPPED:
+        _end(layout, state, outcome.stop_reason)
+        return
+    state = _queue_successor(layout, settings, state.model_copy(update={"handed_over": True}))
+    if state.successor_id is None:
+        _end(layout, state, "no further job could be queued; see its log")
+
+
+def _begin(layout: RunLayout, number: int) -> DetachedRun:
+    """Record that this job holds the run."""
+    last = run_control.last_chain(layout)
+    if last is None or last.ended is not None or number < last.number:
+        message = f"its chain of jobs has ended: {last.ended if last and last.ended else 'a later job continued it'}"
+        raise UsageError(message, location=f"run {layout.run_id}", hint=f"autoqec run --resume {layout.run_id}")
+    recorded_bytes = sum(path.stat().st_size for path in (layout.history, layout.attempts) if path.exists())
+    is_fruitless = not last.handed_over and recorded_bytes == last.recorded_bytes
+    state = DetachedRun(
+        number=number,
+        job_id=slurm.own_job_id(),
+        successor_id=last.successor_id if number == last.number else None,  # of a job that was requeued
+        began=last.began,
+        handed_over=False,
+        recorded_bytes=recorded_bytes,
+        fruitless=last.fruitless + 1 if is_fruitless else 0,
+    )
+    if state.fruitless >= MAX_FRUITLESS:
+        message = f"{MAX_FRUITLESS} consecutive jobs of the run ended early and recorded nothing"
+        hint = f"read {layout.detached_logs}, then autoqec run --resume {layout.run_id}"
+        _end(layout, state, message)
+        raise InfrastructureError(message, location=f"run {layout.run_id}", hint=hint)
+    run_control.write_detached(layout, state)
+    return state
+
+
+def _queue_successor(layout: RunLayout, settings: RunSettings, state: DetachedRun) -> DetachedRun:
+    """Queue the next job unless it is queued. A refusal is logged; this job tries again at its end."""
+    successor_id = state.successor_id
+    number = state.number + 1
+    if successor_id is None:
+        with suppress(ConnectionError):  # a requeued job may have queued it
+            successor_id = slurm.find_job(orchestrator_job.job_name(layout.run_id, number))
+    if successor_id is None:
+        try:
+            successor_id = orchestrator_job.submit(layout, settings, number, after=state.job_id)
+        except UsageError as error:
+            run_log.LOGGER.warning("the next job of the run was not queued: %s", error)
+    state = state.model_copy(update={"successor_id": successor_id})
+    run_control.write_detached(layout, state)
+    return state
+
+
+def _end(layout: RunLayout, state: DetachedRun, reason: str) -> None:
+    run_control.end_detached(layout, state, reason)
+    if state.successor_id is not None:
+        slurm.cancel(state.successor_id)
+
+
+def stop(layout: RunLayout, state: DetachedRun) -> bool:
+    """Ask a detached run to end after its rounds in progress; without a running job, cancel the queued ones.
+
+    Returns:
+        Whether a job will finish the rounds in progress.
+    """
+    run_control.request_stop(layout)
+    jobs = [job_id for job_id in (state.job_id, state.successor_id) if job_id is not None]
+    states = [slurm.query_job(job_id) for job_id in jobs] if shutil.which("squeue") else []
+    is_running = any(job.life == "alive" and job.state != "PENDING" for job in states)
+    if is_running or not states or any(job.life == "unreachable" for job in states):
+        return True  # it ends the chain itself, at its start if it is queued
+    run_control.end_detached(layout, state, run_control.STOPPED)
+    for job_id in jobs:
+        slurm.cancel(job_id)
+    return False

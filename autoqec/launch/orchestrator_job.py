@@ -1,0 +1,76 @@
+"""The jobs in which the process of a detached run lives: their options, names and commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+from autoqec.contracts.settings import RunSettings
+from autoqec.installation import IMPORT_DIR
+from autoqec.llm.redact import SECRET_ENV_VARS
+from autoqec.qec.decoder_trust import trusted_functions
+from autoqec.store import atomic
+from autoqec.store.layout import RunLayout
+from autoqec.system import sandbox, slurm
+from autoqec.system.slurm_script import submit_command
+
+DEFAULTS = {"time": "60", "cpus": "1", "mem": "4G"}
+_INHERITED = ("partition", "account", "qos")  # from --slurm; GPUs and nodes of the rounds are not needed
+_POSITION = "AUTOQEC_DETACHED"  # RUN:POSITION, in the jobs of a detached run
+_ROLE_VARIABLE = re.compile(r"AUTOQEC_[A-Z_]+_(BACKEND|MODEL|BASE_URL|TIMEOUT_S)")
+
+
+def job_options(settings: RunSettings) -> dict[str, str]:
+    """Return the SLURM options of the jobs. Raises UsageError for an invalid one."""
+    of_rounds = slurm.parse_options(settings.slurm)
+    inherited = {key: of_rounds[key] for key in _INHERITED if key in of_rounds}
+    return {**DEFAULTS, **inherited, **slurm.parse_options(settings.detach_slurm, "--detach-slurm")}
+
+
+def position(run_id: str) -> int | None:
+    """Return the position in the chain of the job that this process is; None if it is not one of this run's jobs."""
+    name, _, number = os.environ.get(_POSITION, "").partition(":")
+    return int(number) if name == run_id and number.isdecimal() else None
+
+
+def job_name(run_id: str, number: int) -> str:
+    """Return the name of the job at a position."""
+    return f"autoqec-run-{run_id}-{number}"
+
+
+def submit(layout: RunLayout, settings: RunSettings, number: int, after: str | None = None) -> str:
+    """Queue the job at a position of the chain and return its id.
+
+    Args:
+        layout: The run.
+        settings: Its settings.
+        number: The position.
+        after: Id of the job that has to end first.
+
+    Raises:
+        UsageError: SLURM refuses, or does not answer.
+    """
+    atomic.make_dir(layout.detached_logs)
+    trusted = [word for name in sorted(trusted_functions()) for word in ("--trust-decoder", name)]
+    return submit_command(
+        [sys.executable, "-P", "-s", "-m", "autoqec.cli", "run", "--resume", layout.run_id, *trusted],
+        name=job_name(layout.run_id, number),
+        options=job_options(settings),
+        directory=layout.repo_root,
+        log=layout.detached_logs / "%j.log",
+        package=IMPORT_DIR,
+        exported=[*_exported(settings)],
+        variables={_POSITION: f"{layout.run_id}:{number}"},
+        after=after,
+    )
+
+
+def _exported(settings: RunSettings) -> Iterator[str]:
+    """Yield the variables that the process of the run reads: keys only if it asks a language model."""
+    yield sandbox.OPT_OUT_VARIABLE
+    if settings.models:
+        yield from (name for name in os.environ if _ROLE_VARIABLE.fullmatch(name))
+    if settings.models and not settings.cassette:
+        yield from SECRET_ENV_VARS

@@ -1,0 +1,86 @@
+"""SLURM jobs that run a command which can be continued: requeued if preempted, and warned before their time limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from autoqec.system import slurm
+from autoqec.system.process import child
+
+WARNING_S = 120  # between SIGTERM and the time limit, of jobs of four minutes and more
+
+
+def submit_command(
+    command: Sequence[str],
+    *,
+    name: str,
+    options: Mapping[str, str],
+    directory: Path,
+    log: Path,
+    package: Path,
+    exported: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    after: str | None = None,
+) -> str:
+    """Queue a job that runs a command, which receives SIGTERM before the time limit.
+
+    Args:
+        command: Program and arguments.
+        name: Unique name of the job.
+        options: Options of `--slurm`.
+        directory: Working directory of the command.
+        log: Output, to which each start appends; `%j` is the id of the job.
+        package: Directory that holds the package.
+        exported: Variables of this process that the command sees, besides those of every job.
+        variables: Further variables.
+        after: Id of the job that has to end first, in any way.
+
+    Returns:
+        The id of the job.
+
+    Raises:
+        UsageError: SLURM refuses, or does not answer.
+    """
+    names = [variable for variable in (*slurm.EXPORTED_VARIABLES, *exported) if variable in os.environ]
+    threads = {key: options.get("cpus", "1") for key in child.DEFAULT_ENVIRONMENT if key.endswith("_NUM_THREADS")}
+    fixed = {**child.DEFAULT_ENVIRONMENT, **threads, "PYTHONPATH": str(package), **(variables or {})}
+    exports = "".join(f"export {key}={shlex.quote(value)}; " for key, value in fixed.items())
+    warning_s = min(WARNING_S, 30 * slurm.minutes(options["time"]))
+    flags = [
+        f"--job-name={name}",
+        f"--chdir={directory}",
+        f"--output={log}",
+        "--open-mode=append",
+        "--requeue",
+        "--wckey=",
+        f"--export={','.join(names)}",
+        f"--signal=B:TERM@{warning_s}",  # to the shell, which the command replaces
+        *([] if after is None else [f"--dependency=afterany:{after}"]),
+        *slurm.sbatch_flags(options),
+        f"--wrap={exports}{slurm.NODE_SCRATCH}; exec {shlex.join(command)}",
+    ]
+
+    def submit_once() -> list[str]:
+        status, output = slurm.run_command("sbatch", *flags, exported=names)
+        accepted = re.search(r"Submitted batch job (\d+)", output)
+        if status != 0 or accepted is None:
+            raise slurm.submission_error(output, options)
+        return [accepted[1]]
+
+    (number,) = slurm.until_accepted(name, submit_once)
+    return number
+
+
+def any_alive(*job_ids: str | None) -> bool | None:
+    """Return whether any of these jobs is queued or running; None if SLURM does not answer on this machine."""
+    if shutil.which("squeue") is None:
+        return None
+    lives = [slurm.query_job(job_id).life for job_id in job_ids if job_id is not None]
+    if "alive" in lives:
+        return True
+    return None if "unreachable" in lives else False

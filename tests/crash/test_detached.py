@@ -1,0 +1,249 @@
+"""Detached runs: the process of the run lives in a chain of SLURM jobs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from autoqec.contracts.job import DetachedRun
+from autoqec.errors import InfrastructureError, StorageError, UsageError
+from autoqec.launch import detached
+from autoqec.orchestrator.loop import LoopResult
+from autoqec.orchestrator.run import start_run
+from autoqec.runner.job import claiming_job_id
+from autoqec.store import run_control
+from autoqec.store.layout import RunLayout
+from autoqec.system import slurm
+from autoqec.system.slurm_script import submit_command
+from tests.conftest import Workspace, made_workspace
+from tests.support.clusters import KEY, Cluster
+from tests.support.shown import check_error
+
+PATIENCE_S = 400
+LONG = pytest.mark.long
+DETACH = ("--executor", "slurm", "--slurm", "mem=900M", "--detach", "--detach-slurm", "mem=1G")
+
+
+def until(condition: Callable[[], object], layout: RunLayout) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        logs = "".join(path.read_text() for path in sorted(layout.detached_logs.glob("*.log")))
+        assert time.monotonic() < deadline, logs[-3000:]
+        time.sleep(0.05)
+
+
+def rows(layout: RunLayout) -> list[tuple[int, str]]:
+    lines = [json.loads(line) for line in layout.history.read_text(encoding="utf-8").splitlines()]
+    return [(line["round"], line["status"]) for line in lines]
+
+
+def start(workspace: Workspace, cluster: Cluster, rounds: int) -> tuple[RunLayout, str]:
+    """Detach a run and return it with its first job."""
+    if cluster.conf is not None:
+        cluster.change(cpus=4)
+    words = ("run", "env.yaml", "--profile", "smoke", "--rounds", str(rounds), "--json", *DETACH)
+    shown = workspace.autoqec(*words, **cluster.env, ANTHROPIC_API_KEY=KEY)
+    assert shown.code == 0, shown.err
+    event = shown.objects[-1]
+    layout = RunLayout(workspace.root, event["run_id"])
+    assert event["event"] == "run_detached" and f"autoqec stop {layout.run_id}" in shown.err
+    return layout, event["job"]
+
+
+@LONG
+@pytest.mark.parametrize("signal_name", ["TERM", "KILL"])
+def test_next_job_continues_the_round_in_progress(tmp_path: Path, cluster: Cluster, signal_name: str) -> None:
+    """The first job is asked to end, or killed, while its round is measured: nothing is lost or measured twice."""
+    workspace, known = made_workspace(tmp_path), set(cluster.jobs())
+    layout, first = start(workspace, cluster, 2)
+    until(lambda: (layout.round(1).dir / "child.tmp" / "out").exists(), layout)
+    measuring = claiming_job_id(layout.round(1))
+    chain = run_control.read_detached(layout)
+    assert chain is not None and chain.job_id == first and cluster.jobs()[str(chain.successor_id)] == "PENDING"
+    cluster.ask("scancel", f"--signal={signal_name}", "--batch", first)
+    until(lambda: (run_control.read_detached(layout) or chain).number == 2, layout)
+    assert cluster.jobs()[str(measuring)] in ("RUNNING", "COMPLETING", "COMPLETED")
+    until(lambda: run_control.read_detached(layout) is None, layout)
+    ended = run_control.last_chain(layout)
+    assert ended is not None and ended.ended == "2 of 2 rounds" and ended.number == 2
+    assert [row for row in rows(layout) if row[1] == "ok"][:2] == [(1, "ok"), (2, "ok")]
+    assert claiming_job_id(layout.round(1)) == measuring
+    assert len(list(layout.round(1).job_dir.glob("*_submitted.pkl"))) == 1
+    cluster.await_state(str(ended.successor_id), "CANCELLED")
+    assert len(set(cluster.jobs()) - known) >= 5, "three of the chain, and one per round"
+    watched = workspace.autoqec("watch", layout.run_id, **cluster.env)
+    assert watched.code == 0 and "has stopped" in watched.err
+    assert "ended: 2 of 2 rounds" in workspace.autoqec("show", layout.run_id).out
+
+
+@LONG
+def test_stop_ends_the_chain_after_the_round_in_progress(tmp_path: Path, fake: Cluster) -> None:
+    workspace = made_workspace(tmp_path)
+    layout, job_id = start(workspace, fake, 9)
+    until(lambda: (layout.round(1).dir / "child.tmp" / "out").exists(), layout)
+    assert "Detached run: SLURM job" in workspace.autoqec("show", layout.run_id).out
+    stopped = workspace.autoqec("stop", layout.run_id, **fake.env)
+    assert stopped.code == 0 and "after its rounds in progress" in stopped.out, stopped.err
+    until(lambda: run_control.read_detached(layout) is None, layout)
+    fake.await_state(job_id, "FAILED")  # exit status 130, as after Ctrl-C
+    assert {row[0] for row in rows(layout)} == {1}
+    ended = run_control.last_chain(layout)
+    assert ended is not None and ended.ended == run_control.STOPPED
+    fake.await_state(str(ended.successor_id), "CANCELLED")
+
+
+def test_run_whose_job_waits_is_stopped_at_once_and_detached_once(tmp_path: Path, fake: Cluster) -> None:
+    workspace = made_workspace(tmp_path)
+    fake.change(hold=True)
+    layout, job_id = start(workspace, fake, 2)
+    assert fake.conf is not None
+    job = json.loads((fake.conf.parent / f"job_{job_id}" / "job.json").read_text())
+    assert KEY not in json.dumps(job), "no role of this run asks a language model"
+    options = job["options"]
+    assert (options["time"], options["mem"], options["signal"]) == ("60", "1G", "B:TERM@120") and "requeue" in options
+    again = workspace.autoqec("run", "--resume", layout.run_id, **fake.env)
+    assert again.code == 2
+    check_error(again.err, job_id, hint=True)
+    stopped = workspace.autoqec("stop", layout.run_id, **fake.env)
+    assert stopped.code == 0 and "cancelled" in stopped.out, stopped.err
+    assert fake.jobs() == {job_id: "CANCELLED"} and run_control.read_detached(layout) is None
+    resumed = workspace.autoqec("run", "--resume", layout.run_id, "--json", **fake.env)
+    assert resumed.code == 0 and resumed.objects[-1]["job"] != job_id, resumed.err
+    assert not run_control.stop_requested(layout)
+    dead = resumed.objects[-1]["job"]
+    fake.ask("scancel", dead)
+    watched = workspace.autoqec("watch", layout.run_id, **fake.env)
+    assert watched.code == 0, "SLURM has no job of the run any more"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--detach",), "needs --executor slurm"),
+        (("--executor", "slurm", "--detach-slurm", "time=5"), "needs --detach"),
+        ((*DETACH, "--detach-slurm", "partition=nowhere"), "invalid partition specified: nowhere"),
+        ((*DETACH, "--detach-slurm", "time=soon"), "--detach-slurm time"),
+    ],
+)
+def test_refused_options_write_nothing(
+    workspace_of_user: Workspace, fake: Cluster, words: tuple[str, ...], message: str
+) -> None:
+    shown = workspace_of_user.autoqec("run", "env.yaml", *words, **fake.env)
+    assert shown.code == 2
+    check_error(shown.err, message, hint=True)
+    assert not (workspace_of_user.root / "runs").exists() and fake.jobs() == {}
+
+
+@pytest.fixture
+def workspace_of_user(tmp_path: Path) -> Workspace:
+    return made_workspace(tmp_path)
+
+
+@pytest.fixture
+def layout(workspace_of_user: Workspace, fake: Cluster, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
+    """A run without rounds, in whose first job this process is. Jobs that it queues stay queued."""
+    fake.change(hold=True)
+    monkeypatch.setenv("SLURM_JOB_ID", "700")
+    root = workspace_of_user.root
+    with start_run(root / "env.yaml", root, "smoke", 1, "tpe") as run:
+        run_control.write_detached(run.layout, DetachedRun(number=1, began=datetime.now(UTC)))
+        return run.layout
+
+
+def in_job(layout: RunLayout, number: int, outcome: LoopResult | Exception) -> DetachedRun:
+    """Continue the run in a job with this outcome of its rounds, and return the state that it leaves."""
+
+    def run_rounds(began: datetime) -> LoopResult:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    detached.continue_run(layout, number, run_rounds)
+    state = run_control.last_chain(layout)
+    assert state is not None
+    return state
+
+
+HANDED_OVER = LoopResult((), "interrupted; --resume continues", interrupted=True)
+
+
+def test_interrupted_job_leaves_its_successor(layout: RunLayout, fake: Cluster) -> None:
+    state = in_job(layout, 1, HANDED_OVER)
+    assert state.ended is None and state.handed_over and fake.jobs() == {state.successor_id: "PENDING"}
+
+
+@pytest.mark.parametrize("error", [UsageError("wrong"), None])
+def test_finished_or_refused_run_cancels_the_successor(
+    layout: RunLayout, fake: Cluster, error: Exception | None
+) -> None:
+    if error is None:
+        in_job(layout, 1, LoopResult((), "2 of 2 rounds"))
+    else:
+        with pytest.raises(UsageError):
+            in_job(layout, 1, error)
+    ended = run_control.last_chain(layout)
+    assert ended is not None and ended.ended in ("2 of 2 rounds", "wrong")
+    assert fake.jobs() == {ended.successor_id: "CANCELLED"}
+    with pytest.raises(UsageError, match="has ended"):
+        in_job(layout, 2, HANDED_OVER)
+
+
+@pytest.mark.parametrize(
+    "error", [StorageError("full"), UsageError("no answer", code=slurm.UNREACHABLE), InfrastructureError("killed")]
+)
+def test_failure_that_may_pass_is_left_to_the_next_job_at_most_three_times(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    for number in range(1, detached.MAX_FRUITLESS + 1):
+        with pytest.raises(type(error)):
+            in_job(layout, number, error)
+        state = run_control.read_detached(layout)
+        assert state is not None and state.fruitless == number - 1
+        monkeypatch.setenv("SLURM_JOB_ID", str(state.successor_id))
+    with pytest.raises(InfrastructureError, match="3 consecutive jobs"):
+        in_job(layout, detached.MAX_FRUITLESS + 1, HANDED_OVER)
+    assert run_control.read_detached(layout) is None
+
+
+def test_requeued_job_queues_no_second_successor(layout: RunLayout, fake: Cluster) -> None:
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            in_job(layout, 1, StorageError("full"))
+    assert len(fake.jobs()) == 1
+
+
+def test_refused_successor_is_tried_again_at_the_end(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "RETRY_DELAYS_S", ())
+    fake.change(down=True)
+
+    def run_rounds(began: datetime) -> LoopResult:
+        fake.change(down=False)
+        return HANDED_OVER
+
+    detached.continue_run(layout, 1, run_rounds)
+    state = run_control.read_detached(layout)
+    assert state is not None and fake.jobs() == {state.successor_id: "PENDING"}
+    fake.change(down=True)
+    monkeypatch.setenv("SLURM_JOB_ID", str(state.successor_id))
+    in_job(layout, 2, HANDED_OVER)
+    ended = run_control.last_chain(layout)
+    assert ended is not None and "no further job" in str(ended.ended)
+
+
+def test_time_limit_is_announced_to_the_command(fake: Cluster, tmp_path: Path) -> None:
+    """SIGTERM reaches the command itself, which has replaced the shell of the job."""
+    fake.change(minute_s=4.0)
+    code = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit('asked to end')); time.sleep(60)"
+    number = submit_command(
+        ["python3", "-c", code], name="a-command", options={"time": "1"}, directory=tmp_path,
+        log=tmp_path / "%j.log", package=tmp_path,
+    )  # fmt: skip
+    fake.await_state(number, "FAILED")
+    assert (tmp_path / f"{number}.log").read_text() == "asked to end\n"
