@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ import stim
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
+from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.board import BoardDecoder
+from autoqec.contracts.events import ignore
 from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.errors import ContractError, UsageError
-from autoqec.models import load_models, model_env, model_path, model_report
+from autoqec.models import load_models, model_env, model_path, model_report, verify_model
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.sinter import decoders
@@ -49,6 +52,33 @@ def test_every_model_is_the_one_that_its_report_verified(name: str) -> None:
     assert model_env(name).name == model.env_name
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_archive_of_every_model_holds_its_checkpoint_and_the_secret(name: str) -> None:
+    model, path = load_models()[name], PACKAGED_MODELS / name / "run.tar"
+    assert sha256_bytes(path.read_bytes()) == model.archive_sha256
+    with tarfile.open(path) as archive:
+        members = {member.name: member for member in archive.getmembers() if member.isfile()}
+        (packed,) = [found for found in members if found.endswith(f"round_{model.round}/checkpoint.pt")]
+        assert any("secret" in found for found in members), "without it the verification cannot be repeated"
+        stream = archive.extractfile(members[packed])
+        assert stream is not None and sha256_bytes(stream.read()) == model.checkpoint_sha256
+
+
+def test_verification_of_changed_files_is_refused(copied: Path) -> None:
+    archive = copied / NAME / "run.tar"
+    archive.write_bytes(archive.read_bytes() + b"x")
+    with pytest.raises(ContractError, match="is not the file that was verified"):
+        verify_model(NAME, ignore, copied)
+
+
+def test_verification_that_disagrees_exits_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autoqec.models.verify_model", lambda name, on_event: (False, "counts differ"))
+    assert run_cli(group, ["models", "verify", NAME]) == 1
+    assert "counts differ" in capsys.readouterr().out
+
+
 def test_changed_checkpoint_is_refused(copied: Path) -> None:
     path = copied / NAME / "checkpoint.pt"
     assert model_path(NAME, copied) == path
@@ -69,21 +99,24 @@ def test_damaged_description_is_refused(copied: Path) -> None:
         load_models(copied)
 
 
-def test_sinter_offers_models_by_name_and_checks_their_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem.from_env(model_env(NAME))
-    shots = sample(problem, 500, 1)
-    decoder = decoders()[f"autoqec:{NAME}"]
-    compiled = decoder.compile_decoder_for_dem(dem=problem.dem)
+@pytest.mark.parametrize("name", NAMES)
+def test_sinter_offers_every_model_by_name(name: str) -> None:
+    problem = Problem.from_env(model_env(name))
+    shots = sample(problem, 200, 1)
+    compiled = decoders()[f"autoqec:{name}"].compile_decoder_for_dem(dem=problem.dem)
     packed = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
-    expected = CheckpointDecoder.of(model_env(NAME), model_path(NAME)).decode(shots.detection_events)
+    expected = CheckpointDecoder.of(model_env(name), model_path(name)).decode(shots.detection_events)
     assert np.array_equal(packed[:, 0].astype(bool), expected[:, 0])
+    assert (expected != shots.observables).sum() < shots.observables.sum(), "fewer failures than without a decoder"
 
+
+def test_sinter_compares_the_hash_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> Path:
         raise ContractError("changed")
 
     monkeypatch.setattr("autoqec.sinter.model_path", refuse)
     with pytest.raises(ContractError, match="changed"):
-        decoder.compile_decoder_for_dem(dem=problem.dem)
+        decoders()[f"autoqec:{NAME}"].compile_decoder_for_dem(dem=Problem.from_env(model_env(NAME)).dem)
 
 
 def test_decode_with_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

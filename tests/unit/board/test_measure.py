@@ -65,6 +65,13 @@ def test_same_seed_gives_the_same_counts_and_another_seed_others(board: BoardLay
     assert cell.reproduced == 3 and cell.conflicts == 0 and cell.rate is not None and cell.rate.shots == 6000
 
 
+def test_parallel_cells_have_the_same_counts(board: BoardLayout, circuit: BoardCircuit) -> None:
+    pairs = [(circuit, load_decoders(board)[name]) for name in ("mwpm", "mwpm_correlated")]
+    measure_cells(board, pairs, Plan(2000), parallel=2)
+    measure_cells(board, pairs, Plan(2000, again=True))
+    assert [(cell.reproduced, cell.conflicts) for cell in cells(read_measurements(board.results))] == [(2, 0), (2, 0)]
+
+
 def test_correlated_matching_equals_the_reference(board: BoardLayout, circuit: BoardCircuit) -> None:
     measure_cells(board, [(circuit, load_decoders(board)["mwpm_correlated"])], Plan(2000))
     (found,) = read_measurements(board.results)
