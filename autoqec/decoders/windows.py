@@ -3,8 +3,8 @@
 Each window is decoded with a buffer of later rounds; only corrections that begin in its first half are final, and their
 detection events are passed on to the next window (overlapping recovery, arXiv:quant-ph/0110143). The network reads the
 detection events of the experiment, the matching what earlier windows left of them. Windows that equal each other up to
-a shift in time, as those of a repeated circuit do, share one network and one matching graph. Only the list of the
-model's errors, as arrays, grows with the number of rounds.
+a shift in time, as those of a repeated circuit do, share one network and one matching graph. The model's errors are
+read window by window, the body of a loop again in each repetition; only coordinates of detectors grow with the rounds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +30,13 @@ from autoqec.decoders.decoding import (
     check_detection_events,
     unexplained_shots,
 )
+from autoqec.decoders.error_stream import OUTSIDE, SEPARATOR, Errors, ErrorStream, concatenate
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem, detector_coordinates
 from autoqec.qec.sampling import pack
 from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching
 
 MAX_CACHED = 8  # windows kept at once; a repeated circuit has three kinds
-SEPARATOR, OUTSIDE = -1, np.iinfo(np.int64).min  # in lists of targets; observable k is -2 - k
 
 
 @dataclass(frozen=True)
@@ -136,13 +137,16 @@ class WindowedDecoder:
             raise UsageError(message, location="detector error model", hint="leave out --window")
         self._time_axis = min(self._coordinates.shape[1], 3) - 1
         self._times, self._rounds = np.unique(self._coordinates[:, self._time_axis], return_inverse=True)
-        self._probabilities, self._targets, self._lengths = _error_arrays(dem)
-        self._n_rounds_window, self._margin = rounds_per_window, dsl.block.time + 2
-        rounds_of = np.where(self._targets >= 0, self._rounds[self._targets], -1)
-        starts = np.cumsum(self._lengths) - self._lengths
-        self._latest = np.maximum.reduceat(rounds_of, starts)
-        rounds_of[self._targets < 0] = len(self._times)
-        self._earliest = np.minimum.reduceat(rounds_of, starts)
+        self._errors = ErrorStream(dem)
+        earliest, span = array("q"), 0
+        for block in self._errors:
+            first, last = block.reach(self._rounds)
+            earliest.append(int(first.min()))
+            span = max(span, int((last - first).max()))
+        # A window's errors are read up to the last block in which one begins before its end.
+        self._next_earliest = np.minimum.accumulate(np.array(earliest)[::-1])[::-1]
+        # An error that begins in the first half of a window must end within the rounds that the window reads.
+        self._n_rounds_window, self._margin = rounds_per_window, max(dsl.block.time + 2, span)
         self._graphs: OrderedDict[tuple[bytes, ...], WindowGraph] = OrderedDict()
         self._unknown_edges: dict[Window, int] = {}
 
@@ -187,27 +191,38 @@ class WindowedDecoder:
 
     def _window_graphs(self) -> Iterator[tuple[np.ndarray, WindowGraph]]:
         """Yield the detectors of each window, int [n], and its graph."""
-        for window in self.windows:
+        for window, errors in self._window_errors():
             ids = np.nonzero((self._rounds >= window.low) & (self._rounds < window.high))[0]
-            graph = self._graph(window, ids)
+            graph = self._graph(window, ids, errors)
             self._unknown_edges[window] = graph.n_unknown_edges
             yield ids, graph
 
-    def _graph(self, window: Window, ids: np.ndarray) -> WindowGraph:
+    def _window_errors(self) -> Iterator[tuple[Window, Errors]]:
+        """Yield each window with the errors that flip a detector in it, in the model's order."""
+        blocks, held, n_read = iter(self._errors), Errors.none(), 0
+        for window in self.windows:
+            n_needed = int(np.searchsorted(self._next_earliest, window.high))
+            held = concatenate([held, *islice(blocks, n_needed - n_read)])
+            n_read = n_needed
+            first, last = held.reach(self._rounds)
+            kept = last >= window.low  # no later window reads earlier rounds
+            held, first = held.selected(kept), first[kept]
+            yield window, held.selected(first < window.high)
+
+    def _graph(self, window: Window, ids: np.ndarray, errors: Errors) -> WindowGraph:
         """Return the graph of a window; an earlier one, if it equals it up to a shift in time."""
         number = np.full(self.n_detectors + 1, OUTSIDE)
         number[ids] = np.arange(len(ids))
-        selected = (self._latest >= window.low) & (self._earliest < window.high)
-        targets = self._targets[np.repeat(selected, self._lengths)]
-        targets = np.where(targets >= 0, number[targets], targets)
-        lengths, probabilities = self._lengths[selected], self._probabilities[selected]
+        targets = np.where(errors.targets >= 0, number[errors.targets], errors.targets)
+        errors = Errors(errors.probabilities, targets, errors.lengths)
         coordinates = self._coordinates[ids]
         coordinates[:, self._time_axis] -= self._times[window.low]
         shifted = Window(*(each - window.low for each in vars(window).values()))
-        parts = (targets, lengths, probabilities, coordinates, np.array([*vars(shifted).values()]))
+        window_array = np.array([*vars(shifted).values()])
+        parts = (errors.targets, errors.lengths, errors.probabilities, coordinates, window_array)
         key = tuple(part.tobytes() for part in parts)
         if key not in self._graphs:
-            dem = _model(probabilities, targets, lengths, coordinates, self.n_observables)
+            dem = _model(errors, coordinates, self.n_observables)
             network = CheckpointDecoder.of_other_circuit(self._problem.with_other_dem(dem), self._path, gated=False)
             self._graphs[key] = WindowGraph(shifted, network, self._rounds[ids] - window.low)
         self._graphs.move_to_end(key)
@@ -216,32 +231,13 @@ class WindowedDecoder:
         return self._graphs[key]
 
 
-def _error_arrays(dem: stim.DetectorErrorModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the probability of each error, the targets of all errors in a row, and the number of targets of each."""
-    probabilities, targets, lengths = array("d"), array("q"), array("q")  # a third of the memory of lists
-    for instruction in dem.flattened():
-        if instruction.type != "error":
-            continue
-        found = [
-            each.val if each.is_relative_detector_id() else SEPARATOR if each.is_separator() else -2 - each.val
-            for each in instruction.targets_copy()
-        ]
-        if found:
-            probabilities.append(instruction.args_copy()[0])
-            targets.extend(found)
-            lengths.append(len(found))
-    return np.array(probabilities), np.array(targets), np.array(lengths)
-
-
-def _model(
-    probabilities: np.ndarray, targets: np.ndarray, lengths: np.ndarray, coordinates: np.ndarray, n_observables: int
-) -> stim.DetectorErrorModel:
+def _model(errors: Errors, coordinates: np.ndarray, n_observables: int) -> stim.DetectorErrorModel:
     """Return the model of a window: errors without their parts outside it."""
     dem = stim.DetectorErrorModel()
-    ends = np.cumsum(lengths)
-    for p, start, end in zip(probabilities.tolist(), ends - lengths, ends, strict=True):
+    ends = np.cumsum(errors.lengths)
+    for p, start, end in zip(errors.probabilities.tolist(), ends - errors.lengths, ends, strict=True):
         parts: list[list[stim.DemTarget]] = [[]]
-        for target in targets[start:end].tolist():
+        for target in errors.targets[start:end].tolist():
             if target == SEPARATOR:
                 parts.append([])
             elif target >= 0:

@@ -10,13 +10,13 @@ import stim
 import torch
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
-from autoqec.decoders import checkpoint, windows
+from autoqec.decoders import checkpoint, error_stream, windows
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.windows import WindowedDecoder, WindowGraph
 from autoqec.errors import ContractError, UsageError
-from autoqec.qec.problem import Problem
+from autoqec.qec.problem import Problem, error_model
 from autoqec.qec.sampling import pack, sample, unpack
 from tests.support.envs import surface
 
@@ -159,3 +159,48 @@ def test_bad_input_is_named(path: Path, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "mlp.pt", randomized(dsl), dsl)
     with pytest.raises(ContractError, match="type `mlp` belong to one circuit"):
         windowed(tmp_path / "mlp.pt", prob, 4)
+
+
+@pytest.mark.parametrize("span", [4, 12])
+def test_flips_are_carried_over_several_windows(path: Path, span: int) -> None:
+    """The first window explains detection events that only a window long after it matches."""
+    prob = problem(20, 0.001)
+    coordinates = prob.coordinates[prob.graph.in_sector].tolist()
+    found = {(x, y, t): int(each) for each, (x, y, t) in zip(prob.graph.in_sector, coordinates, strict=True)}
+    pairs = [(each, found[x, y, span]) for (x, y, t), each in found.items() if t == 0]
+    dem = prob.dem.copy()
+    for pair in pairs:
+        dem.append("error", 0.3, [stim.target_relative_detector_id(each) for each in pair])
+    decoder = WindowedDecoder(problem(3).env, path, dem, 2)
+    first, second = decoder.windows[:2]
+    assert second.last <= span < first.high and first.end == 1 and len(pairs) == 4
+    events = np.zeros((len(pairs), prob.n_detectors), np.uint8)
+    for row, pair in zip(events, pairs, strict=True):
+        row[list(pair)] = 1
+    assert decoder.decode(pack(events)).tolist() == [[False]] * len(pairs)
+
+
+def test_errors_in_any_order_give_the_same_answers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may list late errors first: blocks are read as far as a window needs them."""
+    monkeypatch.setattr(error_stream, "MAX_BLOCK", 50)
+    prob = problem(24)
+    events = sample(prob, 200, 1).detection_events
+    errors = [each for each in prob.dem if each.type == "error"]
+    reversed_dem = stim.DetectorErrorModel()
+    for each in reversed(errors):
+        reversed_dem.append(each)
+    for each in prob.dem:
+        if each.type == "detector":
+            reversed_dem.append(each)
+    found = WindowedDecoder(problem(3).env, path, reversed_dem, 8).decode(events)
+    assert (found == windowed(path, prob, 8).decode(events)).mean() > 0.99  # ties
+
+
+def test_loops_decode_like_the_unrolled_model(path: Path) -> None:
+    prob = problem(40)
+    events = sample(prob, 200, 1).detection_events
+    loops = error_model(prob.circuit, prob.env)
+    assert "repeat" in str(loops) and "repeat" not in str(prob.dem)
+    decoder = WindowedDecoder(problem(3).env, path, loops, 8)
+    assert (decoder.decode(events) == windowed(path, prob, 8).decode(events)).all()
+    assert (decoder.decode(events[:9]) == windowed(path, prob, 8).decode(events[:9])).all()
