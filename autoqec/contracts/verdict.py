@@ -154,7 +154,7 @@ class Cost(Contract):
         "larger, those of the second process until its first answers, less the time of their shots",
     )
     memory_growth_mb: float | None = Field(
-        default=None, description="growth of resident memory since that import, in 1e6 bytes"
+        default=None, description="most growth of anonymous memory since that import, read between draws, in 1e6 bytes"
     )
     ambiguous_share: float | None = Field(
         default=None, description="measured share of shots that the config's gate sends to the predecoder"

@@ -151,7 +151,7 @@ def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
     if evidence.model is None:
         return None
     claimed, rules = session.request.claimed, session.request.rules
-    inference_s = evidence.usage.cpu_s - evidence.startup_cpu_s
+    inference_s = evidence.cpu_s - evidence.startup_cpu_s
     candidate_us = 1e6 * max(0.0, inference_s) / max(1, evidence.shots_sent)
     # What the second process spent beyond its shots: it has not seen the earlier ones, so it must make up for whatever
     # the first one did in the meantime that its answers depend on.
@@ -166,7 +166,7 @@ def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
         counted_by="baseline compiler" if session.request.config_only else "candidate sandbox",
         candidate_us_per_shot=candidate_us,
         startup_cpu_s=startup_s if rules >= 2 else None,
-        memory_growth_mb=max(0, evidence.usage.memory_bytes) / 1e6 if rules >= 2 else None,
+        memory_growth_mb=evidence.memory_bytes / 1e6 if rules >= 2 else None,
         ambiguous_share=evidence.ambiguous_share,
         decoding_us_per_shot=None if decoder_us is None else decoder_us + share * candidate_us,
         correlated_us_per_shot=None if decoder_us is None else evidence.correlated_us,

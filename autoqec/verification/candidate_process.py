@@ -16,7 +16,7 @@ from autoqec.verification.candidate import decoder_libraries
 from autoqec.verification.candidate.client import CandidateClient
 
 MAX_PROCESS_S = 14 * 24 * 3600.0
-DISK_MB = 16.0  # size limit of a candidate's log, and of its scratch directory
+DISK_MB = 1.0  # size limit of a candidate's log and of its scratch directory: weights written there are in no count
 MAX_OPEN_FILES = 256  # pipes hold memory that is in no account, 64 KiB each
 ANSWER_TIMEOUT_S = 300.0  # longest wait for one chunk, however much time is left
 

@@ -130,6 +130,7 @@ class RecordedSession(VerificationSession):
                 if evaluation.failures:
                     break
                 evaluation.keep_for_guards(answer, predictions)
+        self._read_memory(evaluation.client)
         evidence.test, evidence.recorded = self._test(failed=bool(evaluation.failures))
         if evaluation.failures:
             evidence.not_run.append("effect and canary: the candidate gave no usable answer in the test")

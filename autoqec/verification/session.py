@@ -17,7 +17,7 @@ from autoqec.qec.stats import error_mask
 from autoqec.verification import candidate_process, guards
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.baselines import Baselines
-from autoqec.verification.candidate.client import CandidateClient, CandidateFailure, Usage
+from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, same_edges
 from autoqec.verification.guard_shots import GuardChunk, rebatched_answers, repeated_answers
 from autoqec.verification.member_draws import MemberDraw, member_draws
@@ -49,7 +49,8 @@ class Evidence:
         points: The env's other p, against each baseline.
         members: Draws of other circuits of a family with their effects by baseline name.
         guards: Guards that need answers of the candidate.
-        usage: Resources of the first process since it imported branch code; `startup_cpu_s` until it had built the net.
+        cpu_s: CPU time of the first process since it imported branch code; `startup_cpu_s` until it had built the net.
+        memory_bytes: Most memory that a process still had between two draws, beyond what it had before that import.
         second_cpu_s: CPU time of the second process from that import until it had repeated `repeated_shots` shots.
         failures: Reason -> shots without a usable answer.
         ambiguous_share: Share of shots that the gate sends to the predecoder; None without a gate.
@@ -77,7 +78,8 @@ class Evidence:
     correlated_us: float | None = None
     latency: Latency | None = None
     recorded: RecordedEvidence | None = None
-    usage: Usage = Usage(0.0, 0)
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
 
 
 class VerificationSession:
@@ -121,9 +123,10 @@ class VerificationSession:
             if isinstance(model, ModelInfo):
                 evidence.model = model
                 self._measure(evaluation)
-                usage = first.usage_of_branch_code()
+                self._read_memory(first)
+                cpu_s = first.usage_of_branch_code().cpu_s
                 # The kernel's account at its end also has children that ended since; an ended process has no live one.
-                evidence.usage = Usage(max(usage.cpu_s, first.close().cpu_s), usage.memory_bytes)
+                evidence.cpu_s = max(cpu_s, first.close().cpu_s)
                 self._repeat(evaluation, second)
             else:
                 evaluation.failures[str(model)] += 0
@@ -156,10 +159,19 @@ class VerificationSession:
             )
             baselines, shots = Baselines(problem, request.rules), draw.shots(request.profile)
             effects = evaluation.effect(shots, baselines, lambda counts: None, draw.purpose)
+            self._read_memory(client)
             evidence.members.append((draw, effects))
             evidence.failures |= {f"{draw}: {why}": n for why, n in evaluation.failures.items()}
             evidence.member_shots_sent += evaluation.shots_sent
         self.on_event(PointMeasured(round=self.round, p=draw.p, relative=effects[self.env.plain].relative))
+
+    def _read_memory(self, client: CandidateClient) -> None:
+        """Read the memory of a process that has answered every request; the largest reading counts.
+
+        It is read after each draw: a process cannot tell which request is a draw's last one, so it cannot free a table
+        in time without computing it again.
+        """
+        self.evidence.memory_bytes = max(self.evidence.memory_bytes, client.idle_memory_of_branch_code())
 
     def _measure(self, evaluation: CandidateEvaluation) -> None:
         """Run the test, then the effect draw, the other points and the canary."""
@@ -172,12 +184,14 @@ class VerificationSession:
             request.min_relative_gain,
         )
         evidence.test = monitor.result(evaluation.test(monitor, self._emit_test))
+        self._read_memory(evaluation.client)
         if evaluation.failures:
             evidence.not_run.append("effect, other p and canary: the candidate gave no usable answer in the test")
             return
         before_s = evaluation.decoder_cpu_s
         evidence.effects = evaluation.effect(profile.judge_effect_shots, self.baselines, self._emit_effect)
         evidence.decoder_us = 1e6 * (evaluation.decoder_cpu_s - before_s) / profile.judge_effect_shots
+        self._read_memory(evaluation.client)
         correlated_s = self.baselines.cpu_s.get(CORRELATED)
         evidence.correlated_us = None if correlated_s is None else 1e6 * correlated_s / profile.judge_effect_shots
         for p in self.env.points:

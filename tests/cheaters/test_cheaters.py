@@ -324,6 +324,14 @@ def test_memory_of_a_lookup_table_is_counted(tmp_path: Path, problem: Problem) -
     assert "memory grew by" in report.reasons[0]
 
 
+def test_memory_of_a_closure_in_a_large_net_is_counted(tmp_path: Path, problem: Problem) -> None:
+    """The FLOPs of a net allow no memory: that of forward passes is freed before the memory is read."""
+    report = verdict_of("closure", tmp_path, problem)
+    assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
+    assert report.cost is not None and report.cost.flops_per_syndrome > 5_000_000
+    assert (report.cost.memory_growth_mb or 0) > 290 and "memory grew by" in report.reasons[0]
+
+
 def test_resubmission_and_understated_cost_are_detected(tmp_path: Path, problem: Problem) -> None:
     """One request with two cheats: a repeated artifact, and a claim of one FLOP."""
     support.train(tmp_path / "w.pt", problem, steps=4)

@@ -18,6 +18,7 @@ from autoqec.system.process import child, procfs
 from autoqec.verification.candidate import protocol
 
 IO_CHUNK_BYTES = 2**18  # bytes per read or write
+IDLE_TIMEOUT_S = 30.0  # longest wait for a process to sleep after its last answer
 EXIT_TIMEOUT_S = 30.0  # longest wait for the status of a process that closed its pipes
 
 
@@ -105,6 +106,20 @@ class CandidateClient:
     def usage_of_branch_code(self) -> Usage:
         """Read the resources used since the import of the editable modules began."""
         return self.usage().since(self._at_ready)
+
+    def idle_memory_of_branch_code(self) -> int:
+        """Read the growth of anonymous memory, in bytes, between two requests: without memory of a forward pass.
+
+        The process frees that after its answer, so this waits until it sleeps.
+        """
+        deadline = time.monotonic() + IDLE_TIMEOUT_S
+        while self._running() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return self.usage_of_branch_code().memory_bytes
+
+    def _running(self) -> bool:
+        states = (procfs.stat_fields(pid)[:1] for pid in procfs.process_tree(self._process.pid))
+        return any(state in (["R"], ["D"]) for state in states)
 
     def send(self, detection_events: np.ndarray) -> None:
         """Request the log-odds of packed detection events, uint8 [n, ceil(n_detectors / 8)]."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoqec.contracts.env import CircuitDepolarizing
+from autoqec.contracts.env import BicycleCode, BpSettings, CircuitDepolarizing, EnvSpec
 from autoqec.contracts.events import Event
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InfrastructureError
@@ -31,8 +31,8 @@ from autoqec.verification.shot_cache import ShotCache
 from autoqec.verification.shot_stream import CHUNK, ShotStream
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
 from tests.support import verification as support
+from tests.support.envs import BANDS, surface
 from tests.support.envs import problem as small_problem
-from tests.support.envs import surface
 
 ENV = surface(5, 0.01, rounds=3).model_copy(update={"noise": CircuitDepolarizing(p=(0.006, 0.01), target_p=0.01)})
 
@@ -58,6 +58,28 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Verified:
     )
     events: list[Event] = []
     return Verified(request, verify(request, on_event=events.append), events)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("sandbox_backend")
+def test_memory_of_an_honest_large_net_is_within_the_bound(tmp_path: Path) -> None:
+    """Neural BP on a bicycle code needs hundreds of MB in a forward pass, and has less than 100 parameters."""
+    env = EnvSpec(
+        name="bb72_short",
+        code=BicycleCode(rounds=2),
+        noise=CircuitDepolarizing(p=(0.005,), target_p=0.005),
+        seed_policy=BANDS,
+        backend="bposd",
+        bp=BpSettings(iterations=20),
+        baselines=("bposd0",),
+    )
+    config = {"type": "neural_bp", "neural_bp": {"inputs": "all", "iterations": 2}}
+    support.train(tmp_path / "w.pt", Problem.from_env(env), steps=1, config=config)
+    request = support.request(tmp_path / "round", env, tmp_path / "w.pt", dsl_config=config)
+    report = verify(replace(request, profile=support.profile(1_000, 1_000)))
+    assert report.cost is not None and report.cost.flops_per_syndrome > 500_000 and report.cost.n_params < 100
+    assert report.cost.memory_growth_mb is not None and report.cost.memory_growth_mb < 20
+    assert next(guard for guard in report.guards if guard.name == "cost").passed, report.reasons
 
 
 def test_honest_gain_is_verified(honest: Verified) -> None:

@@ -152,6 +152,27 @@ def test_exceeded_limit_is_named(start: Start) -> None:
     assert isinstance(answer, CandidateFailure) and answer.error in ("limit", "closed") and "memory" in str(answer)
 
 
+@pytest.mark.parametrize(("kept", "least", "most"), [("", 0, 50), ("table = bytearray(b'x') * 10**8", 95, 150)])
+def test_memory_is_read_when_the_process_waits_for_a_request(start: Start, kept: str, least: int, most: int) -> None:
+    """Memory of a forward pass is freed after the answer was sent; a table that is kept is not."""
+    client = start(
+        f"""
+receive()
+activations = bytearray(b'x') * 2 * 10**8
+send(b"ODDS", bytes(4))
+until = time.process_time() + 0.3
+while time.process_time() < until:
+    pass
+del activations
+{kept}
+receive()
+"""
+    )
+    client.send(shots(1))
+    assert isinstance(client.receive(1), np.ndarray)
+    assert least <= client.idle_memory_of_branch_code() / 1e6 <= most
+
+
 def test_messages_of_a_candidate_are_one_printable_line(start: Start) -> None:
     """Lone surrogates cannot be written to a file; line breaks and escape codes would make more than one line."""
     client = start('receive(); send(b\'FAIL\', b\'{"error": "E\\\\ud800", "what": "a\\\\nb\\\\u001b[2J"}\')')
