@@ -82,7 +82,7 @@ def verify_candidate(
 
 
 def _register_test(memory: RunMemory, candidate: Candidate, request: VerifyRequest) -> None:
-    memory.history.append_attempt(
+    memory.history.register_test(
         AlphaSpent(
             round_attempt_id=candidate.attempt_id,
             round=candidate.number,

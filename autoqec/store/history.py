@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error
-from autoqec.contracts.history import ATTEMPT_LINE, AttemptLine, HistoryRow, RunInfo
+from autoqec.contracts.history import ATTEMPT_LINE, AlphaSpent, AttemptLine, HistoryRow, RunInfo
 from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
 from autoqec.store import atomic, jsonl
@@ -84,6 +84,30 @@ class History:
     def append_attempt(self, line: AttemptLine) -> None:
         """Append a write-ahead line, durably."""
         jsonl.append(self.layout.attempts, line.dump(), salvage=self.layout.salvage, chained=True)
+
+    def register_test(self, line: AlphaSpent) -> None:
+        """Append a registered test, durably, and name the line in a second file, so that its loss is noticed.
+
+        Raises:
+            ManualInterventionRequired: An earlier registered test is gone, so that its place would be given again.
+        """
+        if self.lost_registered_test():
+            path = self.layout.attempts
+            hint = f"restore it from a backup ({self.layout.attempts_head} has the hash of the line), then --resume"
+            raise ManualInterventionRequired("a test that was registered last is gone", location=str(path), hint=hint)
+        self.append_attempt(line)
+        atomic.write_text(self.layout.attempts_head, f"{jsonl.last_hash(self.layout.attempts)}\n")
+
+    def lost_registered_test(self) -> bool:
+        """Return whether attempts.jsonl lost a line that `register_test` wrote, as by cutting off its end.
+
+        Rows show this only for lines that were written before them. Runs of earlier versions do not have the file.
+        """
+        try:
+            head = atomic.read_bytes(self.layout.attempts_head).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return False
+        return head not in jsonl.line_hashes(self.layout.attempts)
 
     def state(self) -> RunState:
         """Return the state derived from the rows; only rows that were appended since the last call are applied."""

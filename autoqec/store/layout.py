@@ -9,8 +9,7 @@ from pathlib import Path, PurePath
 from autoqec.contracts import names
 from autoqec.store.recorded_layout import recorded_location
 
-# `\Z`, because `$` also matches before a trailing newline.
-RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")
+RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")  # `$` would also match before a trailing newline
 BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
 EDITABLE_MODULES = "autoqec/decoders/modules"
 VERIFICATION = "verification"
@@ -131,6 +130,11 @@ class RunLayout:
     def attempts(self) -> Path:
         """`attempts.jsonl`."""
         return self.root / "attempts.jsonl"
+
+    @property
+    def attempts_head(self) -> Path:
+        """`attempts.head`: hash of a line of attempts.jsonl that registered a test."""
+        return self.root / "attempts.head"
 
     @property
     def log(self) -> Path:

@@ -36,8 +36,8 @@ WARMUP_CPU_S = 1.0  # allowed once on top, for first calls
 MAX_STARTUP_CPU_S, STARTUP_GFLOPS = 3.0, 1.0
 # Memory between two requests beyond that before the import: the table of honest nets is in docs/contracts/sandbox.md.
 # Under earlier rules, processes kept memory of forward passes of BATCH shots.
-BASE_MEMORY_BYTES, MEMORY_BYTES_PER_PARAM = 32 * 2**20, 16
-EARLIER_BASE_MEMORY_BYTES, EARLIER_MEMORY_BYTES_PER_FLOP = 256 * 2**20, 4 * BATCH
+BASE_MEMORY_BYTES, MEMORY_BYTES_PER_PARAM = 32 * 2**20, 8
+EARLIER_BASE_MEMORY_BYTES, EARLIER_BYTES_PER_PARAM, EARLIER_BYTES_PER_FLOP = 256 * 2**20, 16, 4 * BATCH
 
 
 def seed_bands(env: EnvSpec, seeds: list[int]) -> Guard:
@@ -254,8 +254,8 @@ def _resource_violations(
         startup_s += WARMUP_CPU_S + 0.5e-6 * counted.candidate_us_per_shot * repeated_shots
     if counted.startup_cpu_s is not None and counted.startup_cpu_s > startup_s:
         yield f"start-up took {counted.startup_cpu_s:.1f} CPU seconds, at most {startup_s:.1f}"
-    earlier_bytes = EARLIER_BASE_MEMORY_BYTES + EARLIER_MEMORY_BYTES_PER_FLOP * flops
-    memory_mb = (MEMORY_BYTES_PER_PARAM * params + (BASE_MEMORY_BYTES if rules >= 3 else earlier_bytes)) / 1e6
+    earlier_bytes = EARLIER_BASE_MEMORY_BYTES + EARLIER_BYTES_PER_PARAM * params + EARLIER_BYTES_PER_FLOP * flops
+    memory_mb = (BASE_MEMORY_BYTES + MEMORY_BYTES_PER_PARAM * params if rules >= 3 else earlier_bytes) / 1e6
     if counted.memory_growth_mb is not None and counted.memory_growth_mb > memory_mb:
         yield f"memory grew by {counted.memory_growth_mb:.0f} MB, at most {memory_mb:.0f} for {params} parameters"
 

@@ -301,6 +301,7 @@ def unchained(path: Path) -> list[dict[str, object]]:
 def test_lost_attempt_lines_pause(layout: RunLayout, keep: Callable[[dict[str, object]], bool]) -> None:
     lines = [line for line in unchained(layout.attempts) if keep(line)]
     layout.attempts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    layout.attempts_head.unlink()
     with pytest.raises(ManualInterventionRequired, match=r"attempts\.jsonl"):
         resume(layout, 2)
 
@@ -316,6 +317,18 @@ def test_cut_attempts_of_an_aborted_round_pause(layout: RunLayout) -> None:
     assert reconcile(layout, repo) == [] and memory.next_test_index() == 3
     layout.attempts.write_bytes(whole)
     with pytest.raises(ManualInterventionRequired, match=r"history\.jsonl:2: round 2: the last line that .*is gone"):
+        resume(layout, 3)
+
+
+def test_cut_registered_test_pauses_before_its_round_has_a_row(layout: RunLayout) -> None:
+    """The process died in the verification: no row names the line, and its place would be given again."""
+    assert layout.attempts_head.read_text().strip() in jsonl.line_hashes(layout.attempts), "of the verified round"
+    memory = RunMemory(layout.root)
+    memory.history.append_attempt(rounds.begun(2))
+    whole = layout.attempts.read_bytes()
+    memory.history.register_test(rounds.charged(2).model_copy(update={"attempt_index": memory.next_test_index()}))
+    layout.attempts.write_bytes(whole)
+    with pytest.raises(ManualInterventionRequired, match=r"attempts\.jsonl: the registered test that .*is gone"):
         resume(layout, 3)
 
 

@@ -120,6 +120,10 @@ def _lost_end(state: RunInspection) -> Iterator[RecoveryAction]:
     if line is not None:
         row, attempts = state.rows[line - 1], state.layout.attempts
         yield _pause(state, row, line, f"the last line that {attempts} had when this row was written is gone")
+    elif state.registered_test_lost:
+        attempts, head = state.layout.attempts, state.layout.attempts_head
+        hint = f"restore {attempts} from a backup, then --resume"
+        yield RecoveryAction("pause", f"{attempts}: the registered test that {head} names is gone", hint=hint)
 
 
 def _row_problem(state: RunInspection, round_state: RoundState) -> str | None:

@@ -96,6 +96,7 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
         torn=tuple(path for path in (layout.attempts, layout.history) if jsonl.is_torn(path)),
         views_stale=bool(memory.stale_views()),
         row_without_its_attempts=memory.history.row_without_its_attempts(),
+        registered_test_lost=memory.history.lost_registered_test(),
     )
 
 

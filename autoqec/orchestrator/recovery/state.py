@@ -74,6 +74,7 @@ class RunInspection:
         torn: Files that end in an incomplete line.
         views_stale: Whether a view is missing or differs from the history.
         row_without_its_attempts: Line of the first row for which attempts.jsonl lost its then last line; None: no row.
+        registered_test_lost: Whether attempts.jsonl lost the registered test that attempts.head names.
     """
 
     layout: RunLayout
@@ -96,6 +97,7 @@ class RunInspection:
     torn: tuple[Path, ...] = ()
     views_stale: bool = True
     row_without_its_attempts: int | None = None
+    registered_test_lost: bool = False
 
 
 @dataclass(frozen=True)

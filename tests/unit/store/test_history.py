@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.contracts.history import Begun, HistoryRow, RunInfo
+from autoqec.contracts.history import AlphaSpent, Begun, HistoryRow, RunInfo
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
 from autoqec.store import atomic
 from autoqec.store.history import History
@@ -249,6 +249,28 @@ def test_row_shows_that_the_end_of_the_attempts_is_gone(history: History, end: s
     assert len(History(history.layout).attempts()) == {"cut": 2, "replaced": 3}.get(end, 0)
     assert history.row_without_its_attempts() == (3 if end in ("cut", "replaced") else 2)
     assert History(history.layout).rows()[0] == row(1), "the hash is no field of the row"
+
+
+@pytest.mark.parametrize("end", ["cut", "replaced", "missing"])
+def test_loss_of_a_registered_test_before_its_row_is_noticed(history: History, end: str) -> None:
+    """Its place in the run's stream of tests would be given a second time."""
+    test = AlphaSpent(round_attempt_id="id-1", round=1, artifact_sha256="a" * 64, attempt_index=1)
+    history.append_attempt(Begun(round_attempt_id="id-1", round=1))
+    assert not history.lost_registered_test()
+    path, whole = history.layout.attempts, history.layout.attempts.read_bytes()
+    history.register_test(test)
+    assert not history.lost_registered_test()
+    history.append_attempt(Begun(round_attempt_id="id-2", round=2))
+    assert not history.lost_registered_test(), "a later line of another kind"
+    path.write_bytes(whole)
+    if end == "replaced":
+        history.append_attempt(Begun(round_attempt_id="id-2", round=2))
+    if end == "missing":
+        path.unlink()
+    assert history.lost_registered_test()
+    with pytest.raises(ManualInterventionRequired, match="registered last is gone") as raised:
+        history.register_test(test)
+    assert "attempts.head" in str(raised.value.hint)
 
 
 def test_rows_of_an_earlier_version_name_no_attempts(history: History) -> None:

@@ -275,6 +275,12 @@ def test_cut_end_of_the_attempts_pauses() -> None:
     assert action.why.startswith(f"{LAYOUT.history}:1: round 1: the last line that {LAYOUT.attempts} had")
 
 
+def test_lost_registered_test_without_a_row_pauses() -> None:
+    (action,) = plan_recovery(state(*VERIFIED, **recorded(1), registered_test_lost=True))
+    assert action.kind == "pause" and f"{LAYOUT.attempts}: the registered test" in action.why
+    assert "restore" in str(action.hint)
+
+
 def test_verified_row_without_its_report_pauses() -> None:
     assert kinds(plan_recovery(state(*VERIFIED, **recorded(1) | {"reports": {"attempt-1": None}}))) == ["pause"]
     rejected = recorded(1, verify_verdict="FAILED") | {"reports": {"attempt-1": None}}
