@@ -35,6 +35,12 @@ def data_block(name: str, text: str) -> str:
     return f'<{tag} name="{name}">\n{text}\n</{tag}>'
 
 
+def fitted_block(name: str, lines: Iterable[str], limit: int) -> str:
+    """As many whole lines as fit into a data block of `limit` characters; empty without lines."""
+    text = fit_lines(lines, limit - len(data_block(name, "")))
+    return data_block(name, text) if text else ""
+
+
 def fit_lines(lines: Iterable[str], limit: int) -> str:
     """As many whole lines as fit into `limit` characters, with a note where lines were left out.
 

@@ -27,6 +27,7 @@ from autoqec.ideators.notebook import Notebook, failures_block, lessons_block
 from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round, parent_branches_of
 from autoqec.ideators.research_tools import WRITE_LESSON, ReadModules, ResearchSources, ResearchTools, Screen
 from autoqec.ideators.run_record import ReadCode, ReadEvidence, format_code, format_run_record
+from autoqec.ideators.view_budget import CONTEXT_CHARS, STATE_CHARS, TURN_CHARS
 from autoqec.ideators.view_text import budget_block, format_ideator_view, format_loss_curves, machine_block, notes_block
 from autoqec.llm.base import LanguageModel, Message, Request
 from autoqec.store.layout import RoundLayout, RunLayout
@@ -44,6 +45,7 @@ _MACHINE_DEPENDENT_FIELDS = (
     "measurement_started_at",
     "measurement_finished_at",
 )
+_TASK = "Propose the next round."
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -101,15 +103,17 @@ class LlmIdeator(Role):
     def request(self, view: IdeatorView) -> Request:
         """Return the prompt for a view: the record of the run, cached from round to round, then its present state.
 
-        Both have a bounded length for a run of any length.
+        All of it has at most `MAX_VIEW_CHARS` characters, for a run of any length.
         """
-        record = format_run_record(view, self._read_evidence) if self._read_evidence else ()
         earlier = notes_block(view)
+        room = CONTEXT_CHARS - len(earlier) - 1
+        record = format_run_record(view, self._read_evidence, room) if self._read_evidence else ()
         lessons = self._sources.notebook.lessons() if self._sources.notebook is not None else []
         failures = failures_block(view.history) if self._sources.notebook is not None else ""
-        code = format_code(view, self._read_code) if self._read_code is not None else ""
-        state = format_ideator_view(view, with_rounds=not record)
-        turn = "\n".join(filter(None, (code, failures, state, "Propose the next round.")))
+        state = format_ideator_view(view, with_rounds=False, limit=STATE_CHARS) if record else format_ideator_view(view)
+        room = TURN_CHARS - len(failures) - len(state) - len(_TASK) - 3
+        code = format_code(view, self._read_code, room) if self._read_code is not None else ""
+        turn = "\n".join(filter(None, (code, failures, state, _TASK)))
         # Earlier answers wrote the lessons: after a crash, the request has to match the one that was answered.
         aside = [lessons_block(lessons)]
         aside += [machine_block(self._machine())] if self._machine is not None else []

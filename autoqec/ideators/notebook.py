@@ -16,16 +16,15 @@ from autoqec.contracts.notebook import Citation, Lesson
 from autoqec.contracts.views import RoundRow
 from autoqec.errors import ContractError
 from autoqec.ideators import space
-from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
+from autoqec.ideators.data_blocks import data_block, fitted_block, sanitize
 from autoqec.ideators.search_state import ABORTED_STATUSES
+from autoqec.ideators.view_budget import FAILURES_CHARS, LESSONS_CHARS
 from autoqec.store import jsonl
 
-MAX_LESSONS = 24
-MAX_LESSON_CHARS = 300
+MAX_LESSONS = 15
+MAX_LESSON_CHARS = 140
 MAX_FAILED_IDEAS = 20
 TOLERANCE = 0.01  # relative; the prompt shows three digits
-MAX_NOTEBOOK_CHARS = MAX_LESSONS * (MAX_LESSON_CHARS + 140)
-MAX_FAILED_CHARS = 4_000
 _FIGURE_IN_TEXT = re.compile(r"(?<![\w.])[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?:\s*%)?(?![\w.]\d)", re.IGNORECASE)
 
 
@@ -125,22 +124,32 @@ def _equal(one: float, other: float) -> bool:
     return math.isfinite(one) and math.isclose(one, other, rel_tol=TOLERANCE)
 
 
-def format_lesson(lesson: Lesson) -> str:
-    """Return a lesson with its figures in one line."""
-    cites = ", ".join(f"r{cite.round} {cite.figure} {cite.value:.4g}" for cite in lesson.cites)
-    return f"{lesson.id}. {sanitize(lesson.text, MAX_LESSON_CHARS)} [{cites}]"
+def format_lesson(lesson: Lesson, limit: int = 1_000) -> str:
+    """Return a lesson with its figures in one line of at most `limit` characters; further figures are counted."""
+    text, cites = (
+        sanitize(lesson.text, limit - 20),
+        [f"r{cite.round} {cite.figure} {cite.value:.4g}" for cite in lesson.cites],
+    )
+    for shown in range(len(cites), -1, -1):
+        more = [f"{len(cites) - shown} more"] if shown < len(cites) else []
+        line = f"{lesson.id}. {text} [{', '.join([*cites[:shown], *more])}]"
+        if len(line) <= limit:
+            return line
+    return line[:limit]
 
 
 def lessons_block(lessons: Sequence[Lesson]) -> str:
-    """Return the lessons as a data block; empty without any."""
+    """Return all lessons as a data block; empty without any. Lessons of earlier versions may be cut."""
+    if not lessons:
+        return ""
     name = f"notebook: {len(lessons)} of at most {MAX_LESSONS} lessons; their figures agree with the history"
-    return data_block(name, fit_lines(map(format_lesson, lessons), MAX_NOTEBOOK_CHARS)) if lessons else ""
+    share = (LESSONS_CHARS - len(data_block(name, ""))) // len(lessons) - 1
+    return data_block(name, "\n".join(format_lesson(lesson, share) for lesson in lessons))
 
 
 def failures_block(history: Iterable[RoundRow]) -> str:
     """Return the ideas that failed as a data block; empty without any."""
-    failed = failed_ideas(history)
-    return data_block("ideas that failed, newest first", fit_lines(failed, MAX_FAILED_CHARS)) if failed else ""
+    return fitted_block("ideas that failed, newest first", failed_ideas(history), FAILURES_CHARS)
 
 
 def failed_ideas(history: Iterable[RoundRow]) -> list[str]:

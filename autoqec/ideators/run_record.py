@@ -6,7 +6,7 @@ same blocks and a provider's cache serves them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,18 +14,22 @@ from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import space
 from autoqec.ideators.data_blocks import data_block, sanitize, sanitize_lines
+from autoqec.ideators.round_lines import ShortRound, format_round_lines
 from autoqec.ideators.search_state import ABORTED_STATUSES
+from autoqec.ideators.view_budget import CONTEXT_CHARS, TURN_CHARS
 from autoqec.ideators.view_text import describe_config, format_loss_curves, format_parents, round_line, round_numbers
 from autoqec.qec.stats import validation_effect
 from autoqec.store.layout import RunLayout
 from autoqec.store.progress import LossCurve, read_loss_curves
 from autoqec.store.round_files import load_round
 
-DETAIL_STEP = 10  # rounds that leave the detailed part together; between two steps blocks are only added
-MAX_SUMMARY_CHARS = 6_000  # of the rounds before the detailed ones, in one block
-MAX_ROUND_CHARS = 1_150
-MAX_CODE_CHARS = 6_000
+STEP = 4  # rounds that leave the detailed part together; between two steps blocks are only added
+MAX_ROUND_CHARS = 1_400  # of a detailed round with its block
+SHORT_ROUND_CHARS = 1_000  # the same, in runs so long that lines are shorter than the next figure
+GOOD_LINE_CHARS = 180  # of an earlier round; fewer rounds are detailed while lines would be shorter
 LOSS_POINTS = 6
+_CUT = "\n(cut: read_code has all of it)"
+_BLOCK_CHARS = 100  # tags and name of a block
 
 
 @dataclass(frozen=True)
@@ -66,38 +70,67 @@ def evidence_reader(layout: RunLayout) -> ReadEvidence:
     return read
 
 
-def format_run_record(view: IdeatorView, read_evidence: ReadEvidence) -> tuple[str, ...]:
+def format_run_record(view: IdeatorView, read_evidence: ReadEvidence, room: int = CONTEXT_CHARS) -> tuple[str, ...]:
     """Return the recorded rounds of a view as blocks, oldest first; () without any.
 
-    The last rounds, at least `DETAIL_STEP` if there are as many, have a block each. The rounds before them share one
-    block with a line each, in which only the best verified one is described in full; if it becomes too long, its oldest
-    lines are left out. It changes every `DETAIL_STEP` rounds.
+    The last rounds have a block each. The rounds before them share one block with a line each, which changes every
+    `STEP` rounds; the best verified one of them has a block of its own as well.
 
     Args:
         view: The view.
         read_evidence: Evidence of a round, by number.
+        room: Maximum number of characters of all blocks together.
     """
     rows = _recorded(view)
-    names, by_branch = round_numbers(view), {row["branch"]: row for row in rows if row.get("branch")}
-    first_detailed = max(0, len(rows) - DETAIL_STEP) // DETAIL_STEP * DETAIL_STEP
-    earlier, detailed = rows[:first_detailed], rows[first_detailed:]
+    names, by_branch = round_numbers(view), _by_branch(rows)
+    first_detailed, limit = _detailed(len(rows), room)
+    earlier, best = rows[:first_detailed], _best(rows[:first_detailed])
 
-    def paragraph(row: RoundRow) -> str:
-        return _paragraph(row, names, by_branch, read_evidence(row["round"]))
+    def block(row: RoundRow, about: str = "") -> str:
+        text = _paragraph(row, names, by_branch, read_evidence(row["round"]), limit - _BLOCK_CHARS)
+        return data_block(f"round {row['round']}{about}", text)
 
-    best = _best(earlier)
-    lines = [paragraph(row) if row is best else round_line(row, names) for row in earlier]
-    summary = [data_block("earlier rounds, oldest first", _last_that_fit(lines, MAX_SUMMARY_CHARS))] if lines else []
-    return (*summary, *(data_block(f"round {row['round']}", paragraph(row)) for row in detailed))
+    summary: list[str] = []
+    if earlier:
+        room -= (_most_detailed(len(rows), first_detailed) + 1) * limit + _BLOCK_CHARS
+        short = [_short_round(view, row, by_branch, read_evidence(row["round"])) for row in earlier]
+        summary = [data_block("earlier rounds, oldest first", format_round_lines(short, names, room))]
+    if best is not None:
+        summary.append(block(best, ", the best of the earlier ones"))
+    return (*summary, *(block(row) for row in rows[first_detailed:]))
+
+
+def _detailed(n_rounds: int, room: int) -> tuple[int, int]:
+    """Return how many rounds come before the detailed ones, and the length of these.
+
+    Both are functions of the last step, so that the blocks stay the same between two steps.
+    """
+    start = n_rounds - n_rounds % STEP
+    for kept in range(start, 0, -STEP):
+        left = room - (_most_detailed(n_rounds, start - kept) + 1) * MAX_ROUND_CHARS
+        if left >= (start - kept) * GOOD_LINE_CHARS:
+            return start - kept, MAX_ROUND_CHARS
+    return max(0, start - 1), SHORT_ROUND_CHARS
+
+
+def _most_detailed(n_rounds: int, first_detailed: int) -> int:
+    """Return how many rounds are detailed at the end of the step."""
+    return n_rounds - n_rounds % STEP + STEP - 1 - first_detailed
+
+
+def _short_round(
+    view: IdeatorView, row: RoundRow, by_branch: Mapping[str | None, RoundRow], evidence: RoundEvidence
+) -> ShortRound:
+    change = _change(row, by_branch, view.baseline_config)
+    return ShortRound(row, change or describe_config(row.get("dsl_config")), evidence.validation, evidence.gains)
 
 
 def describe_round(view: IdeatorView, row: RoundRow, evidence: RoundEvidence) -> str:
     """Return the paragraph of one round of a view."""
-    by_branch: dict[str | None, RoundRow] = {one["branch"]: one for one in _recorded(view) if one.get("branch")}
-    return _paragraph(row, round_numbers(view), by_branch, evidence)
+    return _paragraph(row, round_numbers(view), _by_branch(_recorded(view)), evidence)
 
 
-def format_code(view: IdeatorView, read_code: ReadCode) -> str:
+def format_code(view: IdeatorView, read_code: ReadCode, room: int = TURN_CHARS) -> str:
     """Return the code of the best verified round against the baseline, and that of the last round against its parent.
 
     Rounds that changed no code are left out.
@@ -105,6 +138,7 @@ def format_code(view: IdeatorView, read_code: ReadCode) -> str:
     Args:
         view: The view.
         read_code: Reads the difference of code.
+        room: Maximum number of characters.
     """
     rows, blocks = _recorded(view), list[tuple[str, str, str | None]]()
     best, names = _best(rows), round_numbers(view)
@@ -118,8 +152,18 @@ def format_code(view: IdeatorView, read_code: ReadCode) -> str:
         if parent is not None or last is not best:
             name = f"code of round {last['round']}, the last, as a diff against its parent"
             blocks.append((f"{name} {format_parents(parent or 'baseline', names)}", last["branch"], parent))
-    texts = [(name, read_code(branch, against)[:MAX_CODE_CHARS]) for name, branch, against in blocks]
-    return "\n".join(data_block(name, sanitize_lines(text, MAX_CODE_CHARS)) for name, text in texts if text)
+    texts = [(name, text) for name, branch, against in blocks if (text := read_code(branch, against))]
+    shown = []
+    for left, (name, text) in zip(range(len(texts), 0, -1), texts, strict=True):
+        limit = room // left - len(data_block(name, "")) - 1
+        cut = text if len(text) <= limit else f"{text[: max(0, limit - len(_CUT))]}{_CUT}"
+        shown.append(data_block(name, sanitize_lines(cut, max(1, limit))))
+        room -= len(shown[-1]) + 1
+    return "\n".join(shown)
+
+
+def _by_branch(rows: Sequence[RoundRow]) -> dict[str | None, RoundRow]:
+    return {row["branch"]: row for row in rows if row.get("branch")}
 
 
 def _recorded(view: IdeatorView) -> list[RoundRow]:
@@ -132,25 +176,29 @@ def _best(rows: Sequence[RoundRow]) -> RoundRow | None:
 
 
 def _paragraph(
-    row: RoundRow, names: dict[str, int], by_branch: dict[str | None, RoundRow], evidence: RoundEvidence
+    row: RoundRow,
+    names: dict[str, int],
+    by_branch: Mapping[str | None, RoundRow],
+    evidence: RoundEvidence,
+    limit: int = MAX_ROUND_CHARS,
 ) -> str:
-    lines = [round_line(row, names), f"expected: {sanitize(row.get('hypothesis'), 240)}"]
+    lines = [round_line(row, names), f"expected: {sanitize(row.get('hypothesis'), 200)}"]
     change = _change(row, by_branch)
     if change:
-        lines.append(f"changed from {format_parents(row['fork_from'], names)}: {sanitize(change, 240)}")
+        lines.append(f"changed from {format_parents(row['fork_from'], names)}: {sanitize(change, 160)}")
     if evidence.validation is not None:
         lines.append(_validation(evidence.validation))
     lines += [f"gain over {_gain(effect)} (fresh shots)" for effect in evidence.gains]
+    lines += [
+        f"{label}: {sanitize(text, 160)}"
+        for label, text in (("result", row.get("summary_1line")), ("advice", row.get("next_hypothesis_seed")))
+        if text
+    ]
     lines += [f"reason: {sanitize(reason, 160)}" for reason in (row.get("verify_reasons") or ())[:3]]
     if evidence.curves:
         lines.append("mean loss by number of updates:")
         lines += format_loss_curves(evidence.curves, LOSS_POINTS).splitlines()
-    lines += [
-        f"{label}: {sanitize(text, 240)}"
-        for label, text in (("result", row.get("summary_1line")), ("advice", row.get("next_hypothesis_seed")))
-        if text
-    ]
-    kept, remaining = [], MAX_ROUND_CHARS
+    kept, remaining = [], limit
     for line in lines:
         remaining -= len(line) + 3
         if remaining < 0:
@@ -159,15 +207,16 @@ def _paragraph(
     return "\n  ".join(kept)
 
 
-def _change(row: RoundRow, by_branch: dict[str | None, RoundRow]) -> str:
-    """Return the keys in which the config differs from that of its only parent."""
+def _change(row: RoundRow, by_branch: Mapping[str | None, RoundRow], baseline: dict[str, Any] | None = None) -> str:
+    """Return the keys in which the config differs from that of its only parent, or of the baseline if it is given."""
     parents = [row["fork_from"]] if isinstance(row["fork_from"], str) else list(row["fork_from"])
     parent = by_branch.get(parents[0]) if len(parents) == 1 else None
-    if parent is None or not parent.get("dsl_config") or not row.get("dsl_config"):
+    before_config = baseline if parent is None else parent.get("dsl_config")
+    if len(parents) > 1 or not before_config or not row.get("dsl_config"):
         return ""
-    if parent["dsl_config"]["type"] != row["dsl_config"]["type"]:  # type: ignore[index]
-        return f"{describe_config(parent['dsl_config'])} to {describe_config(row['dsl_config'])}"
-    before, after = _flat(parent["dsl_config"]), _flat(row["dsl_config"])
+    if before_config["type"] != row["dsl_config"]["type"]:  # type: ignore[index]
+        return "" if parent is None else f"{describe_config(before_config)} to {describe_config(row['dsl_config'])}"
+    before, after = _flat(before_config), _flat(row["dsl_config"])
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return ", ".join(
         f"{key} {space.format_value(before.get(key))} to {space.format_value(after.get(key))}" for key in changed
@@ -191,14 +240,3 @@ def _gain(effect: PairedEffect) -> str:
         return f"{sanitize(effect.reference, 60)}: {shots}"
     interval = f"[{effect.relative_low:.1%}, {effect.relative_high:.1%}]"
     return f"{sanitize(effect.reference, 60)}: {effect.relative:.1%} {interval}, {shots}"
-
-
-def _last_that_fit(paragraphs: Sequence[str], limit: int) -> str:
-    kept: list[str] = []
-    for paragraph in reversed(paragraphs):
-        limit -= len(paragraph) + 1
-        if limit < 0:
-            kept.append("(earlier rounds left out)")
-            break
-        kept.append(paragraph)
-    return "\n".join(reversed(kept))

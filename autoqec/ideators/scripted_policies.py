@@ -1,8 +1,9 @@
 """Two scripted policies for tests and benchmarks without a paid model: `scripted:expert` and `scripted:novice`.
 
 Both read the same prompts, call the same tools and answer in the same forms as a language model, and depend on the
-request alone. The expert screens, keeps a notebook, changes code and repairs it; the novice repeats itself, exceeds the
-limits and does not repair. Neither is a model of a language model: they exercise the protocol at two known qualities.
+request alone. The expert screens, keeps a notebook, changes code twice and repairs the first change; the novice repeats
+itself, exceeds the limits and does not repair. Neither is a model of a language model: they exercise the protocol at
+two known qualities.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Head(nn.Module):
     def forward(self, h):
         return self.out({inside}){after}
 """
+_FIRST_CHANGE = "a head that normalizes its input before the linear layer"
+_SECOND_CHANGE = "a head that normalizes its input and takes tanh of it before the linear layer"
 _FIRST_DRAFT = _HEAD.format(inside="self.norm(h)", after="[..., :1]")  # one output instead of one per edge
 
 
@@ -59,7 +62,7 @@ def expert(request: Request) -> ScriptedResponse:
     if number == SCREEN_ROUND and turn == 2:
         chosen = choices[1 + _better_screen(request)]
     if code_may_change and number in CODE_ROUNDS:
-        change = "a head that normalizes its input before the linear layer"
+        change = _FIRST_CHANGE if number == CODE_ROUNDS[0] else _SECOND_CHANGE
         config = {**chosen, "head": "custom"}
         return _proposal("a normalized head trains faster", f"norm-head-{number}", config, code_change=change)
     return _proposal(f"a small dense net that finishes its training, number {number}", f"expert-{number}", chosen)
@@ -144,13 +147,14 @@ def _task(request: Request) -> dict[str, Any]:
 
 
 def _expert_code(request: Request) -> ScriptedResponse:
-    """Write the head with a mistake, and without it once the traceback names it."""
-    task, turn = _task(request), last_message_text(request)
+    """Write the first head with a mistake, and without it once the traceback names it; the second one without."""
+    task = _task(request)
     if "change of the code" not in task:
         return {"dsl_config": task["proposal"], "edits": [], "commit_message": "config only"}
-    repaired = "why your last answer was rejected" in turn
-    inside = "self.norm(h).tanh()" if "config and code are those of" in turn else "self.norm(h)"
-    text = _HEAD.format(inside=inside, after="") if repaired else _FIRST_DRAFT
+    second = task["change of the code"] == _SECOND_CHANGE
+    inside = "self.norm(h).tanh()" if second else "self.norm(h)"
+    repaired = "why your last answer was rejected" in last_message_text(request)
+    text = _HEAD.format(inside=inside, after="") if second or repaired else _FIRST_DRAFT
     edit = {"path": "custom_fn.py", "text": text}
     return {"dsl_config": task["proposal"], "edits": [edit], "commit_message": "normalize before the head"}
 

@@ -16,15 +16,15 @@ from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
 from autoqec.ideators import prompts, space
-from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
+from autoqec.ideators.data_blocks import data_block, fit_lines, fitted_block, sanitize
 from autoqec.ideators.search_state import ABORTED_STATUSES
+from autoqec.ideators.view_budget import LEFT_CHARS, MACHINE_CHARS, NOTES_CHARS
 from autoqec.store.progress import LossCurve
 
 _SHOWN_OF_PROFILE = {"name", "train_shots", "finetune_shots", "train_gflops", "val_shots"}
 
-_ROUND_SECTIONS = ("verified, best first", "last rounds, newest first")
-MAX_NOTES_CHARS = 6_000
-MAX_VIEW_CHARS = 4600  # keeps the prompt, with knowledge and schema but without the record of the run, below 5k tokens
+_ROUND_SECTIONS = ("verified, best first", "last rounds, newest first", "last advice of the Analyst")
+MAX_SHORT_VIEW_CHARS = 4_600  # of a view that lists its rounds itself; keeps such a prompt below 5k tokens
 
 
 def describe_config(config: dict[str, Any] | None) -> str:
@@ -74,7 +74,7 @@ def round_numbers(view: IdeatorView) -> dict[str, int]:
     return {branch: row["round"] for row in [*view.history, *view.pending] if (branch := row.get("branch"))}
 
 
-def format_ideator_view(view: IdeatorView, *, with_rounds: bool = True, limit: int = MAX_VIEW_CHARS) -> str:
+def format_ideator_view(view: IdeatorView, *, with_rounds: bool = True, limit: int = MAX_SHORT_VIEW_CHARS) -> str:
     """Return the present state of the run in at most `limit` characters, most informative parts first.
 
     Runs of any length keep: the env, the verified front, failures by frequency, the last rounds and the last advice.
@@ -95,11 +95,11 @@ def format_ideator_view(view: IdeatorView, *, with_rounds: bool = True, limit: i
         ("so far", _summary_lines(rows), 400),
         (_ROUND_SECTIONS[0], (round_line(row, names) for row in verified), 1300),
         ("next test of the verifier", _next_test(view), 300),
-        ("failures and rejections, most frequent first", _failures(rows), 900),
+        ("failures and rejections, most frequent first", _failures(rows), 900 if with_rounds else 350),
         (_ROUND_SECTIONS[1], (round_line(row, names) for row in rows[::-1]), 1300),
         ("running now", pending, 300),
         (
-            "last advice of the Analyst",
+            _ROUND_SECTIONS[2],
             [sanitize(row.get("next_hypothesis_seed"), 250) for row in rows[-2:][::-1]],
             500,
         ),
@@ -127,7 +127,7 @@ def _next_test(view: IdeatorView) -> list[str]:
 
 
 def machine_block(state: dict[str, Any]) -> str:
-    """Cores, memory, GPU and the duration of past rounds as a data block of at most 500 characters.
+    """Cores, memory, GPU and the duration of past rounds as a data block.
 
     Args:
         state: What `autoqec machine-state` reports.
@@ -142,18 +142,19 @@ def machine_block(state: dict[str, Any]) -> str:
     if state.get("killed_by_safety"):
         lines.append(f"{state['killed_by_safety']} rounds were stopped by a resource limit")
     timed = [f"{params}: {seconds:.3g} s" for params, seconds in (state.get("params_vs_time") or [])[:-9:-1]]
-    return data_block("machine, and number of parameters: seconds of the last rounds", fit_lines([*lines, *timed], 500))
+    return fitted_block(
+        "machine, and number of parameters: seconds of the last rounds", [*lines, *timed], MACHINE_CHARS
+    )
 
 
 def notes_block(view: IdeatorView) -> str:
     """What earlier runs learned as a data block, the same in every round of a run; empty without notes."""
-    text = fit_lines(_lines(view.notes), MAX_NOTES_CHARS)
-    return data_block("notes from earlier runs", text) if text else ""
+    return fitted_block("notes from earlier runs", _lines(view.notes), NOTES_CHARS)
 
 
 def budget_block(lines: Sequence[str]) -> str:
     """What is left of the limits of the run as a data block; empty without limits."""
-    return data_block("left of the budget", fit_lines(lines, 500)) if lines else ""
+    return fitted_block("left of the budget", lines, LEFT_CHARS)
 
 
 def format_loss_curves(curves: Mapping[str, LossCurve], points: int = 16) -> str:

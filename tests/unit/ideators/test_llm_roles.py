@@ -528,11 +528,11 @@ def test_prompt_of_a_round_begins_with_that_of_the_round_before(server: Messages
     """Tools, system and finished rounds are the same bytes, so that the provider reads them from its cache."""
     evidence = RoundEvidence(curves={"training": [(number, 5.0 / number) for number in range(1, 40)]})
     read = {"read_evidence": lambda number: evidence, "read_code": lambda branch, against: f"+{branch}" * 40}
-    rows = [row(number, MLP, hypothesis="a wider net " * 12) for number in range(1, 13)]
+    rows = [row(number, MLP, hypothesis="a wider net " * 12) for number in range(1, 12)]
     server.answer = lambda body: say_json(answer(gnn(hidden=len(server.requests))))
     ledger = Ledger()
     ideator, shares, request_before = LlmIdeator(MeteredLM(served(server), ledger), **read), [], None  # type: ignore[arg-type]
-    for count in range(4, 13):
+    for count in range(4, 12):
         spent = ledger.totals.usage
         assert ideator(view(*rows[:count])) is not None
         request = server.requests[-1]

@@ -114,7 +114,7 @@ def test_lesson_appears_in_the_next_prompt(tmp_path: Path) -> None:
     ideator = LlmIdeator(ScriptedLM([]), notebook=Notebook(tmp_path / "notebook.jsonl"))
     rows = [row(1, branch=BRANCH), row(2, status="train_error", status_reason="NaN")]
     request = ideator.request(ideator_view(rows, env=ENV, notes=["a note of another run"], sampler=["x" * 300] * 90))
-    turn = str(request.messages[0].content)
+    turn = str(request.rendered_messages()[0].content)
     assert "1. small nets gain 1.0e-3 [r1 delta_ler 0.001]" in turn and "r2: idea 2: train_error: NaN" in turn
     assert "a note of another run" in request.context[0], "it does not compete with the state of the run"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
-from autoqec.ideators import run_record, space
+from autoqec.ideators import run_record, space, view_budget
 from autoqec.ideators.run_record import RoundEvidence, evidence_reader, format_code, format_run_record
 from autoqec.qec.stats import paired_effect
 from autoqec.store.layout import RunLayout
@@ -64,24 +64,23 @@ def test_run_without_rounds_has_no_record() -> None:
     assert record([]) == record([row(1, status="orphaned_branch")]) == ""
 
 
-def test_length_is_bounded_and_the_newest_and_the_best_rounds_stay() -> None:
+def test_newest_and_best_rounds_stay_detailed() -> None:
     rows = [row(number, hypothesis="long " * 80) for number in range(1, 410)]
     rows[2] |= {"verify_verdict": "VERIFIED", "delta_vs_baseline_holdout": 5e-3}
-    text = record(rows)
-    assert len(text) <= 30_000 and "(earlier rounds left out)" in text
-    assert "r409;" in text and text.count("validation: 34 fixed") >= run_record.DETAIL_STEP
-    assert "r3;" in record(rows[:60]) and record(rows[:60]).count("expected:") == run_record.DETAIL_STEP + 1
+    given = blocks(rows)
+    assert 'name="round 3, the best of the earlier ones"' in given[1] and 'name="round 409"' in given[-1]
+    assert sum(map(len, given)) <= view_budget.CONTEXT_CHARS and record(rows).count("expected:") == len(given) - 1
 
 
 def test_blocks_of_a_round_begin_with_those_of_the_round_before() -> None:
-    """Except where `DETAIL_STEP` rounds leave the detailed part together."""
+    """Except where `STEP` rounds leave the detailed part together."""
     rows = [row(number, verify_verdict="VERIFIED", delta_vs_baseline_holdout=1e-3 * number) for number in range(1, 60)]
     moved = []
     for count in range(1, 59):
         before, after = blocks(rows[:count]), blocks(rows[: count + 1])
         if after[: len(before)] != before:
             moved.append(count + 1)
-    assert moved == [20, 30, 40, 50]
+    assert moved == list(range(moved[0], 60, run_record.STEP)) and moved[0] > 10
 
 
 def test_code_of_the_best_and_the_last_round_is_shown_as_a_diff() -> None:
