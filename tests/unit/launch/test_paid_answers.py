@@ -103,7 +103,8 @@ def test_conversation_continues_where_it_was_interrupted(run: Run, served: Messa
     served.script(say_json(other))
     again, _ = resumed(run, 2)
     assert again == first and len(jsonl.read(run.layout.notebook)) == 1
-    assert len([body for body in served.requests if "You are the Ideator" in str(body["system"])]) == 5, "the last one"
+    ideas = [body["messages"] for body in served.requests if "You are the Ideator" in str(body["system"])]
+    assert len(ideas) == 5 and len(ideas[4]) == len(ideas[3]) > 1, "only the last call of the conversation"
 
 
 def test_recorded_answer_settles_the_call_that_the_ledger_did_not_see(run: Run, served: MessagesServer) -> None:
