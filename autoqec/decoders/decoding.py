@@ -15,6 +15,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.decoders import checkpoint
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.gating import make_decoder
+from autoqec.decoders.single_shot import SingleShot
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
 from autoqec.qec.problem import Problem, detector_coordinates
@@ -50,6 +51,7 @@ class CheckpointDecoder:
         self._prior = decoded.astype(np.float32)
         self.shift = np.where(columns >= 0, decoded - trained[columns], 0).astype(np.float32)
         self.decoder = make_decoder(problem, model.output_mode, model.gate)
+        self._single_shot = SingleShot.of(model)
 
     @classmethod
     def of(
@@ -124,9 +126,13 @@ class CheckpointDecoder:
 
     def log_odds(self, detection_events: np.ndarray) -> np.ndarray:
         """Run the network on bit-packed detection events; return float32 [n, n_edges] for the decoded problem."""
-        events = torch.from_numpy(unpack(detection_events, self.problem.n_detectors)).float()
-        with torch.no_grad(), _checkpoint_errors(self._path):
-            output: np.ndarray = self._model(events).numpy()
+        output: np.ndarray
+        if self._single_shot is not None and len(detection_events) == 1:
+            output = self._single_shot(detection_events[0], self.problem.n_detectors)[None]
+        else:
+            events = torch.from_numpy(unpack(detection_events, self.problem.n_detectors)).float()
+            with torch.no_grad(), _checkpoint_errors(self._path):
+                output = self._model(events).numpy()
         if not np.isfinite(output).all():
             raise ContractError(
                 "the network's outputs are not finite", location=str(self._path), hint=OTHER_CHECKPOINT_HINT

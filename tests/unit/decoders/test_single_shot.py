@@ -1,0 +1,97 @@
+"""The forward pass of one shot: the outputs of the network, for every option of dense networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.decoders import overlay
+from autoqec.decoders.base import Predecoder
+from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.decoders.single_shot import SingleShot
+from autoqec.models import load_models, model_env, model_path
+from autoqec.qec.sampling import sample, unpack
+from tests.support.envs import problem
+
+FLOAT32 = 1e-5  # log-odds of up to 20, summed in another order
+
+
+def randomized(config: dict[str, Any]) -> Predecoder:
+    """Compile a predecoder for d=3 and add noise to every weight."""
+    model, generator = (
+        compile_predecoder(parse_dsl(config), problem(3), seed=1).eval(),
+        torch.Generator().manual_seed(0),
+    )
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"activation": "gelu"},
+        {"activation": "silu"},
+        {"depth": 1},
+        {"depth": 3},
+        {"skip": False},
+        {"inputs": "all"},
+        {"head": "mlp_small"},
+        {"output_mode": "hard_flip"},
+    ],
+)
+def test_outputs_are_those_of_the_network(changes: dict[str, Any]) -> None:
+    block = {key: value for key, value in changes.items() if key not in ("head", "output_mode")}
+    rest = {key: value for key, value in changes.items() if key not in block}
+    model = randomized({"type": "mlp", **rest, "mlp": {"hidden": 8, **block}})
+    single, n_detectors = SingleShot.of(model), problem(3).n_detectors
+    events = sample(problem(3), 200, 1).detection_events
+    events[0] = 0
+    with torch.no_grad():
+        expected = model(torch.from_numpy(unpack(events, n_detectors)).float()).numpy()
+    assert single is not None and np.ptp(expected, axis=0).min() > 0
+    found = np.stack([single(shot, n_detectors) for shot in events])
+    assert found.dtype == np.float32 and np.abs(found - expected).max() < FLOAT32
+
+
+def test_only_dense_networks_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A branch may define another `Mlp` with the same layers, or another head."""
+    model = randomized({"type": "mlp", "mlp": {"hidden": 8}})
+    assert SingleShot.of(randomized({"type": "local", "local": {"hidden": 4}})) is None
+    body: Any = model.body
+    whole, body.head = body.head, torch.nn.Tanh()
+    assert SingleShot.of(model) is None
+    body.head = whole
+    assert SingleShot.of(model) is not None
+    monkeypatch.setattr(overlay, "current_modules_dir", lambda: Path("elsewhere"))
+    assert SingleShot.of(model) is None
+
+
+@pytest.mark.parametrize("name", sorted(load_models()))
+def test_models_decode_single_shots_like_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 100,000 shots: plain matching decodes those that are not ambiguous, in either case."""
+    decoder = CheckpointDecoder.of(model_env(name), model_path(name))
+    events = sample(decoder.problem, 100_000, 5).detection_events
+    ambiguous = decoder.decoder.select(events).detection_events
+    assert len(ambiguous) > 1000
+    expected, log_odds = decoder.decode(ambiguous), decoder.log_odds(ambiguous[:200])
+    used = 0
+    call = SingleShot.__call__
+
+    def counted(self: SingleShot, shot: np.ndarray, n_detectors: int) -> np.ndarray:
+        nonlocal used
+        used += 1
+        return call(self, shot, n_detectors)
+
+    monkeypatch.setattr(SingleShot, "__call__", counted)
+    found = np.concatenate([decoder.decode(ambiguous[i : i + 1]) for i in range(len(ambiguous))])
+    assert used == len(ambiguous) and np.array_equal(found, expected)
+    ones = np.concatenate([decoder.log_odds(ambiguous[i : i + 1]) for i in range(200)])
+    assert np.abs(ones - log_odds).max() < FLOAT32
