@@ -38,8 +38,8 @@ class DetachedRun(Contract):
     successor_id: str | None = Field(default=None, description="queued job that continues the run when that one ends")
     began: UtcTime = Field(description="when the chain began; `hours` of `--budget` counts from here")
     handed_over: bool = Field(default=True, description="the last job ended in order, for the next one to continue")
-    recorded_bytes: int = Field(default=0, ge=0, description="size of the history when the last job began")
-    fruitless: int = Field(default=0, ge=0, description="consecutive jobs that ended early and recorded nothing")
+    finished_rounds: int = Field(default=0, ge=0, description="finished rounds when the last job began")
+    fruitless: int = Field(default=0, ge=0, description="consecutive jobs that ended early and finished no round")
     ended: str | None = Field(default=None, description="why the chain ended; null: it goes on")
 
 

@@ -27,7 +27,7 @@ from autoqec.store.layout import RunLayout
 from autoqec.system import slurm
 from autoqec.system.slurm_script import any_alive
 
-MAX_FRUITLESS = 3  # consecutive jobs that end early and record nothing; more would fail in the same way
+MAX_FRUITLESS = 5  # consecutive jobs that end early and finish no round; more would fail in the same way
 
 
 def start(
@@ -87,7 +87,7 @@ def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime]
 
     Raises:
         UsageError: The chain has ended.
-        InfrastructureError: Too many jobs recorded nothing.
+        InfrastructureError: Too many jobs ended early and finished no round.
     """
     settings = History(layout).info().settings or RunSettings()
     state = _begin(layout, number)
@@ -113,19 +113,19 @@ def _begin(layout: RunLayout, number: int) -> DetachedRun:
     if last is None or last.ended is not None or number < last.number:
         message = f"its chain of jobs has ended: {last.ended if last and last.ended else 'a later job continued it'}"
         raise UsageError(message, location=f"run {layout.run_id}", hint=f"autoqec run --resume {layout.run_id}")
-    recorded_bytes = sum(path.stat().st_size for path in (layout.history, layout.attempts) if path.exists())
-    is_fruitless = not last.handed_over and recorded_bytes == last.recorded_bytes
+    finished_rounds = History(layout).state().totals.finished
+    is_fruitless = not last.handed_over and finished_rounds == last.finished_rounds
     state = DetachedRun(
         number=number,
         job_id=slurm.own_job_id(),
         successor_id=last.successor_id if number == last.number else None,  # of a job that was requeued
         began=last.began,
         handed_over=False,
-        recorded_bytes=recorded_bytes,
+        finished_rounds=finished_rounds,
         fruitless=last.fruitless + 1 if is_fruitless else 0,
     )
     if state.fruitless >= MAX_FRUITLESS:
-        message = f"{MAX_FRUITLESS} consecutive jobs of the run ended early and recorded nothing"
+        message = f"{MAX_FRUITLESS} consecutive jobs of the run ended early and finished no round"
         hint = f"read {layout.detached_logs}, then autoqec run --resume {layout.run_id}"
         _end(layout, state, message)
         raise InfrastructureError(message, location=f"run {layout.run_id}", hint=hint)

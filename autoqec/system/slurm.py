@@ -51,6 +51,12 @@ _TRANSIENT = re.compile(
     r"|connection (refused|reset|timed out)|resource temporarily unavailable|temporarily unable|in standby mode",
     re.IGNORECASE,
 )
+_SEE_NODES = "`sinfo` shows what there is"
+_REFUSALS = (
+    ("invalid account|invalid qos", "`sacctmgr show associations user=$USER` lists your accounts, partitions and QOS"),
+    ("policy|submit limit|MaxSubmit", "wait until jobs of yours end (`squeue --me`), or choose a smaller --parallel"),
+    ("group not permitted", "choose another --slurm partition; `scontrol show partition` lists who may use one"),
+)
 RETRY_DELAYS_S = (2.0, 5.0, 15.0, 30.0)  # between one try to queue a job and the next
 _ACTIVE_STATES = (
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED",
@@ -298,7 +304,7 @@ def _executor(folder: Path, name: str, options: Mapping[str, str], python: str |
     exported = ",".join(variable for variable in EXPORTED_VARIABLES if variable in os.environ)
     requested = {OPTION_NAMES[key]: _value(key, value) for key, value in options.items()}
     # Without a work characterisation key: clusters that do not keep them refuse any.
-    more = {"export": exported, "chdir": "/"}
+    more = {"export": exported, "chdir": "/", "requeue": True}
     executor.update_parameters(job_name=name, wckey="", stderr_to_stdout=True, additional_parameters=more, **requested)
     return executor
 
@@ -316,7 +322,8 @@ def submission_error(output: str, options: Mapping[str, str]) -> Exception:
 
 def _rejection(output: str, options: Mapping[str, str]) -> UsageError:
     options_text = " ".join(f"--slurm {key}={value}" for key, value in options.items())
-    hint = f"`sinfo` shows what there is; asked for: {options_text or 'nothing'}"
+    advice = next((hint for pattern, hint in _REFUSALS if re.search(pattern, output, re.IGNORECASE)), _SEE_NODES)
+    hint = f"{advice}; asked for: {options_text or 'nothing'}"
     return UsageError(f"SLURM refuses the job: {_error_summary(output)}", location="--executor slurm", hint=hint)
 
 

@@ -196,7 +196,7 @@ def test_finished_or_refused_run_cancels_the_successor(
 @pytest.mark.parametrize(
     "error", [StorageError("full"), UsageError("no answer", code=slurm.UNREACHABLE), InfrastructureError("killed")]
 )
-def test_failure_that_may_pass_is_left_to_the_next_job_at_most_three_times(
+def test_failure_that_may_pass_is_left_to_a_limited_number_of_further_jobs(
     layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     for number in range(1, detached.MAX_FRUITLESS + 1):
@@ -205,7 +205,7 @@ def test_failure_that_may_pass_is_left_to_the_next_job_at_most_three_times(
         state = run_control.read_detached(layout)
         assert state is not None and state.fruitless == number - 1
         monkeypatch.setenv("SLURM_JOB_ID", str(state.successor_id))
-    with pytest.raises(InfrastructureError, match="3 consecutive jobs"):
+    with pytest.raises(InfrastructureError, match="5 consecutive jobs"):
         in_job(layout, detached.MAX_FRUITLESS + 1, HANDED_OVER)
     assert run_control.read_detached(layout) is None
 

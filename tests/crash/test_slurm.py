@@ -325,6 +325,37 @@ def test_accounting_is_queried_last(workspace: Path, fake: Cluster) -> None:
     assert row.status == "train_error" and f"SLURM job {number} ended FAILED" in str(row.status_reason)
 
 
+@pytest.mark.parametrize("state", ["NODE_FAIL", pytest.param("PREEMPTED", marks=LONG)])
+def test_job_lost_with_its_node_or_preempted_has_a_row_with_the_state(
+    workspace: Path, fake: Cluster, state: str
+) -> None:
+    before, going = Before.of(workspace), RunningProcess(workspace)
+    number = going.until_at_work()
+    fake.lose(number, state)
+    assert going.end() == "" and going.process.returncode == 0
+    row = last(before)
+    assert row.status == "train_error" and f"SLURM job {number} ended {state}" in str(row.status_reason)
+
+
+def test_requeued_job_measures_its_round_once(workspace: Path, fake: Cluster) -> None:
+    before, known = Before.of(workspace), fake.jobs()
+    going = RunningProcess(workspace)
+    number = going.until_at_work()
+    fake.lose(number, "PENDING")
+    assert going.end() == "" and going.process.returncode == 0
+    assert last(before).status == "ok" and set(fake.jobs()) - set(known) == {number}
+
+
+def test_submit_limit_reached_during_a_run_is_quoted_and_the_round_has_a_row(workspace: Path, fake: Cluster) -> None:
+    message = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    fake.change(refuses=message, accepts_tests=True)
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    done = start(workspace, 2, run_id, "slurm")
+    assert done.returncode == 2 and message in done.stderr and "squeue --me" in done.stderr, done.stderr
+    row = last(before)
+    assert row.status == "orphaned_branch" and message in str(row.status_reason)
+
+
 @LONG
 def test_unreachable_controller_loses_no_round(workspace: Path, fake: Cluster) -> None:
     before, going = Before.of(workspace), RunningProcess(workspace)

@@ -69,6 +69,10 @@ class Cluster:
             assert time.monotonic() < deadline, self.jobs()
             time.sleep(0.1)
 
+    def lose(self, number: str, state: str) -> None:
+        """Kill a job of the fake as its node or a preemption would; with the state PENDING it is requeued."""
+        subprocess.run([sys.executable, STANDIN, "lose", number, state], env=os.environ | self.env, check=True)
+
     def kill_workers(self, number: str) -> None:
         """Kill the process of the job, as a failing node would."""
         for pid in self.workers(number):

@@ -204,3 +204,27 @@ def test_refused_submission_is_not_retried(cluster: Cluster, tmp_path: Path, mon
     with pytest.raises(UsageError, match="refuses the job.*partition"):
         queued(cluster, tmp_path, partition="nowhere")
     assert waited == [0.0]
+
+
+REFUSALS = (
+    ("Invalid account or account/partition combination specified", "sacctmgr show associations"),
+    ("Invalid qos specification", "sacctmgr show associations"),
+    ("User's group not permitted to use this partition", "scontrol show partition"),
+    ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", "squeue --me"),
+    ("Requested time limit is invalid (missing or exceeds some limit)", "sinfo"),
+)
+
+
+@pytest.mark.parametrize(("message", "advice"), REFUSALS)
+def test_refusal_is_quoted_with_what_helps(cluster: Cluster, tmp_path: Path, message: str, advice: str) -> None:
+    """At the start, and later if it applies only to jobs that are queued, as a limit on their number does."""
+    cluster.change(refuses=message)
+    with pytest.raises(UsageError) as at_start:
+        slurm.check({"account": "theirs", "time": "5"})
+    cluster.change(accepts_tests=True)
+    slurm.check({"account": "theirs", "time": "5"})
+    with pytest.raises(UsageError) as later:
+        queued(cluster, tmp_path, account="theirs")
+    for found in (at_start.value, later.value):
+        assert message in found.message and advice in str(found.hint) and "--slurm account=theirs" in str(found.hint)
+    assert cluster.jobs() == {}
