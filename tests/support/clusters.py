@@ -126,8 +126,12 @@ def slurm_unavailable_reason() -> str | None:
 
 
 @contextmanager
-def slurm(directory: Path) -> Iterator[Cluster]:
-    """Run SLURM on this machine with separate ports, key and files, without accounting or cgroups."""
+def slurm(directory: Path, *, cores: int = 0, memory_mb: int = 4000) -> Iterator[Cluster]:
+    """Run SLURM on this machine with separate ports, key and files, without accounting or cgroups.
+
+    cores, memory_mb: what SLURM believes of the machine; 0: its cores, at least as many as a detached run needs.
+    """
+    cores = cores or max(4, os.cpu_count() or 1)  # one for the run, one for a round, two for a verification
     directory.chmod(0o755)
     for name in ("state", "spool"):
         (directory / name).mkdir()
@@ -135,7 +139,7 @@ def slurm(directory: Path) -> Iterator[Cluster]:
     (directory / "munge.key").chmod(0o400)
     control, node = _free_ports()
     host = socket.gethostname().split(".")[0]
-    (directory / "slurm.conf").write_text(_conf(directory, host, control, node), encoding="utf-8")
+    (directory / "slurm.conf").write_text(_conf(directory, host, (control, node), cores, memory_mb), encoding="utf-8")
     (directory / "cgroup.conf").write_text("CgroupAutomount=no\n", encoding="utf-8")
     env = {"SLURM_CONF": str(directory / "slurm.conf"), "PATH": _path()}
     daemons: list[subprocess.Popen[bytes]] = []
@@ -196,8 +200,8 @@ def _free_ports() -> list[int]:
         return [first.getsockname()[1], second.getsockname()[1]]
 
 
-def _conf(directory: Path, host: str, control: int, node: int) -> str:
-    cores = max(4, os.cpu_count() or 1)  # for a detached run, its round and its verification at once
+def _conf(directory: Path, host: str, ports: tuple[int, int], cores: int, memory_mb: int) -> str:
+    control, node = ports
     return f"""ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
@@ -223,6 +227,6 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=5
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=4000 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory={memory_mb} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
