@@ -9,8 +9,10 @@ from pathlib import Path
 
 from autoqec.contracts.archive import RUN
 from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.models import VerifiedModel
 from autoqec.contracts.verdict import VerifyReport
+from autoqec.decoders import checkpoint
 from autoqec.orchestrator.archive_format import unpack
 from autoqec.store import atomic
 from autoqec.store.history import History
@@ -19,6 +21,11 @@ from autoqec.store.package_layout import PACKAGED_MODELS, ModelLayout
 from autoqec.store.round_files import read_contract
 
 LICENCE = "Apache-2.0"
+
+
+def config_of(path: Path) -> PredecoderDSL:
+    """Return the config of a checkpoint."""
+    return parse_dsl(checkpoint.read(path)["dsl_config"], location=str(path))
 
 
 def package(name: str, archive: Path) -> VerifiedModel:
@@ -52,6 +59,7 @@ def package(name: str, archive: Path) -> VerifiedModel:
             made_with=" ".join(["autoqec", *(info.command_line or ())[1:]]),
             versions=dict(info.versions),
             claim=report.claim,
+            translation_invariant=config_of(target.checkpoint).translation_invariant,
         )
         atomic.write_json(target.info, model.dump())
     return model

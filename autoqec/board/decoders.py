@@ -66,7 +66,9 @@ def load_decoders(board: BoardLayout) -> dict[str, BoardDecoder]:
 def fits(decoder: BoardDecoder, circuit: BoardCircuit) -> bool:
     """Return whether a decoder applies to a circuit: a trained one to its own, at any physical error rate.
 
-    gnn-decoders recognizes its circuits by their number of detectors, which others share.
+    Translation-invariant weights also decode the other distances and numbers of rounds of their code, whether the
+    family that they were verified on has them or not. gnn-decoders recognizes its circuits by their number of
+    detectors, which others share.
     """
     if decoder.source == BUILTIN_SOURCE and decoder.name == GNN:
         code = circuit.code
@@ -78,8 +80,13 @@ def fits(decoder: BoardDecoder, circuit: BoardCircuit) -> bool:
         )
     if decoder.source != MODEL_SOURCE:
         return True
-    env = model_env(decoder.name.removeprefix("autoqec:"))
-    return env.code == circuit.code and env.noise.model == circuit.noise
+    name = decoder.name.removeprefix("autoqec:")
+    env, code = model_env(name), circuit.code
+    if env.noise.model != circuit.noise:
+        return False
+    if load_models()[name].translation_invariant and isinstance(env.code, StimGeneratorCode):
+        return isinstance(code, StimGeneratorCode) and env.code.task == code.task
+    return env.code == code
 
 
 def version(decoder: BoardDecoder) -> str | None:

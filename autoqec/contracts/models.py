@@ -24,3 +24,6 @@ class VerifiedModel(Contract):
     made_with: str = Field(description="command that made the run")
     versions: dict[str, str] = Field(description="versions of Python and packages of the run")
     claim: str = Field(description="claim of the verification report")
+    translation_invariant: bool = Field(
+        default=False, description="whether the weights decode other distances and numbers of rounds of the code"
+    )

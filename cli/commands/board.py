@@ -177,7 +177,7 @@ def _pairs(
     if not pairs:
         raise UsageError(
             f"{', '.join(decoders) or 'no decoder'} does not apply to {', '.join(circuits)}",
-            hint="a verified model decodes its own circuit; autoqec models",
+            hint="a verified model decodes its own circuit, one of type `local` also other sizes of it; autoqec models",
         )
     return pairs
 

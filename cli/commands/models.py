@@ -22,6 +22,8 @@ def command(context: click.Context, /, out: Output) -> None:
         out.say(f"{name}: {model.claim}")
         for baseline in model_report(name).panel:
             out.say(f"  {effect_line(baseline.name, baseline.against)}")
+        if model.translation_invariant:
+            out.say("  decodes other distances and numbers of rounds too: decode --model NAME --dem FILE")
         out.say(f"  {path}, {path.stat().st_size:,} bytes, SHA-256 {model.checkpoint_sha256[:12]}…, {model.licence}")
         out.say(f"  made with `{model.made_with}`; archive SHA-256 {model.archive_sha256[:12]}…")
         out.emit({**model.dump(), "path": str(path)})

@@ -11,19 +11,31 @@ import numpy as np
 import pytest
 import stim
 
+from autoqec.board import decoders as board_decoders
+from autoqec.board.circuits import load_circuit, load_circuits
+from autoqec.board.shots import Model
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.board import BoardDecoder
+from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import ignore
+from autoqec.contracts.profiles import profile_of
 from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
 from autoqec.models import load_models, model_env, model_path, model_report, verify_model
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import sample
-from autoqec.sinter import decoders
-from autoqec.store.package_layout import PACKAGED_MODELS
+from autoqec.qec.sampling import sample, unpack
+from autoqec.qec.stats import error_mask
+from autoqec.runner.family import build_agent
+from autoqec.runner.logger import NullLogger
+from autoqec.runner.training import TrainingBudget, phases, train
+from autoqec.sinter import PredecoderDecoder, decoders
+from autoqec.store.files import dump_config
+from autoqec.store.package_layout import PACKAGED_BOARD, PACKAGED_MODELS
+from tests.support.envs import surface_family
 from tests.support.shown import check_error
 
 NAMES = sorted(load_models())
@@ -50,6 +62,8 @@ def test_every_model_is_the_one_that_its_report_verified(name: str) -> None:
     assert (report.run_id, report.round, report.env_name) == (model.run_id, model.round, model.env_name)
     assert set(checkpoint.read(model_path(name))) == checkpoint.CHECKPOINT_KEYS
     assert model_env(name).name == model.env_name
+    dsl = parse_dsl(checkpoint.read(model_path(name))["dsl_config"])
+    assert dsl.translation_invariant == model.translation_invariant
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -155,18 +169,58 @@ def test_commands_list_locate_and_refuse(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_model_on_another_circuit_is_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from autoqec.board.circuits import load_circuits
-    from autoqec.board.decoders import fits, load_decoders
-    from autoqec.store.package_layout import PACKAGED_BOARD
-
     circuits = load_circuits(PACKAGED_BOARD)
-    decoder = load_decoders(PACKAGED_BOARD)[f"autoqec:{NAME}"]
+    decoder, fits = board_decoders.load_decoders(PACKAGED_BOARD)[f"autoqec:{NAME}"], board_decoders.fits
     assert isinstance(decoder, BoardDecoder) and fits(decoder, circuits["surface_d3_z_depol_p0.003"])
     for name in ("surface_d5_z_depol_p0.003", "surface_d3_x_depol_p0.005", "surface_d3_z_r30_depol_p0.003"):
         assert not fits(decoder, circuits[name])
     argv = ["board", "measure", "surface_d5_z_depol_p0.003", f"autoqec:{NAME}", "--dir", str(tmp_path / "b")]
     assert run_cli(group, argv) == 2
     check_error(capsys.readouterr().err, "does not apply", hint=True)
+
+
+@pytest.fixture
+def local_model(copied: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model of type `local` trained on a family of d=3 and 5; return its directory."""
+    env = surface_family((3, 3), (5, 5), p=(0.005, 0.01))
+    block = {"hidden": 4, "space": 1, "time": 1}
+    dsl = parse_dsl({"type": "local", "local": block, "training": {"finetune_share": 0}})
+    problem = Problem.from_env(env)
+    model = compile_predecoder(dsl, problem, seed=1)
+    plan = phases(problem, dsl, profile_of("smoke"), TrainingBudget(4096, 0), seed=1)
+    train(build_agent(model, dsl, problem), plan, dsl, NullLogger(), seed=1)
+    target = copied / "family"
+    shutil.copytree(copied / NAME, target)
+    checkpoint.save(target / "checkpoint.pt", model, dsl)
+    (target / "env.yaml").write_text(dump_config(env.dump()), encoding="utf-8")
+    info = json.loads((target / "model.json").read_text())
+    sha = sha256_bytes((target / "checkpoint.pt").read_bytes())
+    info |= {"name": "family", "checkpoint_sha256": sha, "translation_invariant": True}
+    (target / "model.json").write_text(json.dumps(info))
+    monkeypatch.setattr(board_decoders, "load_models", lambda: load_models(copied))
+    monkeypatch.setattr(board_decoders, "model_env", lambda name: model_env(name, copied))
+    return target
+
+
+def test_local_model_fits_other_sizes_of_its_code(local_model: Path) -> None:
+    """Circuits of the family and others; not another basis, noise or code."""
+    circuits = load_circuits(PACKAGED_BOARD)
+    family = BoardDecoder(name="autoqec:family", source=board_decoders.MODEL_SOURCE, key="autoqec:family")
+    assert board_decoders.load_decoders(PACKAGED_BOARD)["autoqec:family"] == family
+    found = {name for name, circuit in circuits.items() if board_decoders.fits(family, circuit)}
+    assert {"surface_d3_z_depol_p0.003", "surface_d5_z_depol_p0.005", "surface_d3_z_r30_depol_p0.003"} <= found
+    assert {(circuits[name].code.task, circuits[name].noise) for name in found} == {  # type: ignore[union-attr]
+        ("surface_code:rotated_memory_z", "circuit_depolarizing")
+    }
+    for name in ("surface_d3_z_depol_p0.003", "surface_d5_z_depol_p0.005", "surface_d3_z_r30_depol_p0.003"):
+        model = Model.of(load_circuit(circuits[name], PACKAGED_BOARD), location=name)
+        shots = model.sample(0, 0)
+        decoder = PredecoderDecoder(str(local_model / "env.yaml"), str(local_model / "checkpoint.pt"))
+        packed = decoder.compile_decoder_for_dem(dem=model.dem).decode_shots_bit_packed(
+            bit_packed_detection_event_data=shots.detection_events
+        )
+        wrong = error_mask(unpack(packed, 1).astype(bool), shots.observables)
+        assert len(packed) == len(shots) and wrong.mean() < 0.1
 
 
 @pytest.mark.parametrize(
