@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ from autoqec.reporting.text import pluralize
 if TYPE_CHECKING:
     from autoqec.qec.problem import Problem
     from autoqec.qec.recorded.check import BlockCheck
+    from autoqec.qec.recorded.progress import Reading
     from autoqec.qec.recorded.shots import RecordedShots
 
 NAME = "recorded_shots"
@@ -35,12 +39,50 @@ def open_recorded(directory: Path) -> tuple[RecordedShots, Problem, tuple[str, .
     return recorded, Problem.from_env(env), env.baselines
 
 
-def diagnose(recorded: RecordedShots, problem: Problem, out: Output) -> list[BlockCheck]:
+@contextmanager
+def shown_reading(directory: Path, out: Output) -> Iterator[Reading]:
+    """Show on the terminal how much of the shots in a directory is read; keep intermediate results until the end."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from autoqec.qec.recorded.progress import Reading
+    from autoqec.reporting.terminal import console
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    target = console(err=True)
+    shown = target.is_terminal and not out.quiet
+    redirect = sys.stdout.isatty()  # results go to the same terminal, or stay in the file that stdout is
+    with Progress(*columns, console=target, transient=True, redirect_stdout=redirect, disable=not shown) as bar:
+        task = bar.add_task("", total=None)
+        label = ""
+
+        def on_read(now: str, done: int, total: int | None) -> None:
+            nonlocal label
+            if now != label:  # the remaining time is that of one file
+                label = now
+                bar.reset(task, description=now, total=total)
+            bar.update(task, completed=done)
+
+        reading = Reading.resumable(directory, on_read)
+        try:
+            yield reading
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            reading.finish()
+            raise
+        reading.finish()
+
+
+def diagnose(recorded: RecordedShots, problem: Problem, out: Output, reading: Reading) -> list[BlockCheck]:
     """Read all shots and print the diagnoses of each block."""
     from autoqec.qec.recorded.check import check_blocks, describe_block
 
     total = len(recorded.layout.blocks)
-    checks = check_blocks(recorded, problem, lambda index, check: out.note(f"checked block {index + 1} of {total}"))
+
+    def on_block(index: int, check: BlockCheck) -> None:
+        out.note(f"checked block {index + 1} of {total}")
+
+    checks = check_blocks(recorded, problem, on_block, reading=reading)
     for index, check in enumerate(checks):
         shots = "not readable" if check.counts is None else pluralize(check.counts.shots, "shot")
         state = "" if check.diagnoses else ", fits the model"

@@ -96,9 +96,14 @@ def _model_lines(run_options: RunOptions) -> Iterator[str]:
 
 def _check_new_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
     assert run_options.env is not None  # a run is either new or resumed
-    start = loop.check_start(
-        run_options.env, run_options.root, run_options.profile, secret_file=run_options.secret_file
-    )
+    with LiveView(console(err=True), quiet=out.quiet) as view:
+        start = loop.check_start(
+            run_options.env,
+            run_options.root,
+            run_options.profile,
+            secret_file=run_options.secret_file,
+            on_event=view,
+        )
     out.say(f"env       {start.env.name} ({run_options.env})")
     out.say(f"baseline  {start.baseline[:12]} of {start.repo.root}")
     _say_notes(start.notes, out)

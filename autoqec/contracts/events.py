@@ -61,6 +61,17 @@ class RunStopped(Event):
     why: str = Field(description="limit or request that stopped the run")
 
 
+class ShotsRead(Event):
+    """Progress of the checks of recorded shots before a new run."""
+
+    frequent: ClassVar[bool] = True
+
+    kind: Literal["shots_read"] = "shots_read"
+    what: str = Field(description="what is done, with the file or block")
+    done: int = Field(description="bytes or shots so far")
+    total: int | None = Field(default=None, description="bytes or shots in all; null: not known")
+
+
 class RunOpened(Event):
     """A run was started or resumed, so its directory is known."""
 

@@ -67,7 +67,10 @@ class RecordedFile(Contract):
 
     path: str = Field(description="relative to the directory")
     bytes: int = Field(ge=0, description="size")
-    sha256: str = Field(description="SHA-256 of the content")
+    sha256: str = Field(description="SHA-256 of the content, or of the digests of its segments")
+    segment_bytes: int | None = Field(
+        default=None, ge=1, description="size of the segments that are hashed each; null: the content as a whole"
+    )
 
 
 class RecordedManifest(Contract):

@@ -125,6 +125,7 @@ def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comman
         command_line=tuple(command_line),
         settings=options.settings,
         scale=options.scale,
+        on_event=on_event,
     )
 
 

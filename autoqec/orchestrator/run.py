@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.events import OnEvent, RunResumed, RunStarted
+from autoqec.contracts.events import OnEvent, RunResumed, RunStarted, ignore
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.pins import Pins, family_pins, validate_pins
@@ -144,6 +144,7 @@ def start_run(
     settings: RunSettings | None = None,
     scale: float = 1.0,
     command_line: tuple[str, ...] = (),
+    on_event: OnEvent = ignore,
 ) -> Run:
     """Start a run in a repository. The caller closes it.
 
@@ -160,6 +161,7 @@ def start_run(
         settings: Settings that a resume inherits.
         scale: Factor on the profile's training and verification.
         command_line: Recorded in run.json.
+        on_event: Receives the progress of the checks.
 
     Returns:
         The run, held by this process.
@@ -169,7 +171,7 @@ def start_run(
     """
     validate_pins(pins or {})
     profile_of(profile, scale)
-    start = check_start(env_path, repo, profile, secret_file=secret_file)
+    start = check_start(env_path, repo, profile, secret_file=secret_file, on_event=on_event)
     roles = roles or Roles(search(ideator))
     common: dict[str, Any] = {
         "settings": settings,

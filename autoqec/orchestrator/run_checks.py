@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.events import OnEvent, ShotsRead, ignore
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
@@ -50,15 +51,21 @@ class StartCheck:
 
 
 def check_start(
-    env_path: Path | str, repo: Path | str, profile: str, *, secret_file: Path | str | None = None
+    env_path: Path | str,
+    repo: Path | str,
+    profile: str,
+    *,
+    secret_file: Path | str | None = None,
+    on_event: OnEvent = ignore,
 ) -> StartCheck:
-    """Check everything that a new run needs; write nothing.
+    """Check everything that a new run needs; write nothing but the progress of long checks to the user's cache.
 
     Args:
         env_path: The env file.
         repo: A directory of the repository.
         profile: The name of a profile.
         secret_file: See `secret.new_secret`.
+        on_event: Receives the progress of reading recorded shots.
 
     Raises:
         UsageError: A check failed; names which.
@@ -74,19 +81,20 @@ def check_start(
     _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
     secret = new_secret(secret_file)
     network_options = find_network_options(env, baseline_config, chosen)
-    recorded = check_recorded(env, Path(env_path).parent)
+    recorded = check_recorded(env, Path(env_path).parent, on_event)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
     notes = tuple(note for note in (linked, message if workspace.head_ref() is None else None) if note is not None)
     return StartCheck(workspace, env, env_text, baseline, baseline_config, network_options, secret, notes, recorded)
 
 
-def check_recorded(env: EnvSpec, env_dir: Path) -> RecordedShots | None:
+def check_recorded(env: EnvSpec, env_dir: Path, on_event: OnEvent = ignore) -> RecordedShots | None:
     """Check recorded shots against their hashes and their model before anything is trained on them.
 
     Args:
         env: The env.
         env_dir: Directory of the env file.
+        on_event: Receives the progress of reading the files.
 
     Returns:
         The shots; None if the env samples its shots.
@@ -97,10 +105,16 @@ def check_recorded(env: EnvSpec, env_dir: Path) -> RecordedShots | None:
     if env.recorded is None or env.recorded.manifest is None:
         return None
     from autoqec.qec.recorded import env as recorded_env
+    from autoqec.qec.recorded.progress import Reading
 
-    return recorded_env.preflight(
-        env, files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
-    )
+    def on_read(what: str, done: int, total: int | None) -> None:
+        on_event(ShotsRead(what=what, done=done, total=total))
+
+    directory = files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
+    reading = Reading.resumable(directory, on_read)
+    recorded = recorded_env.preflight(env, directory, reading)
+    reading.finish()
+    return recorded
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from autoqec.contracts.events import (
     RoundNominated,
     RoundPlanned,
     RoundRecorded,
+    ShotsRead,
     VerdictReached,
 )
 from autoqec.errors import AutoqecError
@@ -56,6 +57,7 @@ class LiveView:
     ) -> None:
         self.console, self.quiet, self.clock = target, quiet, clock
         self.dashboard: Dashboard | None = None  # set once the run exists
+        self.starting = "starting"
         self.rounds: dict[int, RoundProgress] = {}
         self._live: Live | None = None
 
@@ -74,6 +76,9 @@ class LiveView:
 
     def __call__(self, event: Event) -> None:
         """Handle one event."""
+        if isinstance(event, ShotsRead):
+            share = "" if not event.total else f" {100 * event.done // event.total}%"
+            self.starting = f"starting: {plain(event.what)}{share}"
         now = self._update_round(event) if isinstance(event, RoundEvent) else None
         # The failure of a round has been reported: that it is not nominated follows from it.
         nomination = isinstance(event, RoundNominated) and event.verdict == "ignore"
@@ -110,7 +115,7 @@ class LiveView:
             round_progress.screen() for round_progress in sorted(now, key=lambda round_progress: round_progress.number)
         ]
         if self.dashboard is None:
-            return Group(*(running or [Text("starting")]))
+            return Group(*(running or [Text(self.starting)]))
         return Group(self.dashboard.head(), *running, self.dashboard.body())
 
 

@@ -123,24 +123,26 @@ def _write_recorded(
     spec: dict[str, Any], directory: Path, given_options: dict[str, Any], path: Path, shots: int | None, out: Output
 ) -> None:
     """Check recorded shots; write the env with its manifest and estimated model, or none of them."""
-    from autoqec.cli.recorded_shots import diagnose, open_recorded
+    from autoqec.cli.recorded_shots import diagnose, open_recorded, shown_reading
     from autoqec.qec.recorded.env import manifest_path_of, require_fit, write_models
 
     recorded, problem, _ = open_recorded(directory)
-    checks = diagnose(recorded, problem, out)
-    require_fit(checks, directory)
-    counts = tuple(0 if check.counts is None else check.counts.shots for check in checks)
     existed = path.exists()
-    try:
-        code = write_models(recorded, problem, counts, path, given_options["block_shots"], given_options["candidates"])
-        spec["code"] = code.model_dump(exclude_none=True, exclude={"manifest", "text", "estimated"})
-        _write(spec, given_options, path, shots, out)
-    except BaseException:
-        if not existed:
-            for written in (manifest_path_of(path), path.with_name(f"{path.stem}.estimated.dem")):
-                written.unlink(missing_ok=True)
-        raise
-    out.say(f"{manifest_path_of(path)}: hashes of {pluralize(len(recorded.files()), 'file')} of recorded shots")
+    with shown_reading(directory, out) as reading:
+        checks = diagnose(recorded, problem, out, reading)
+        require_fit(checks, directory)
+        counts = tuple(0 if check.counts is None else check.counts.shots for check in checks)
+        division = (given_options["block_shots"], given_options["candidates"])
+        try:
+            code = write_models(recorded, problem, counts, path, *division, reading)
+            spec["code"] = code.model_dump(exclude_none=True, exclude={"manifest", "text", "estimated"})
+            _write(spec, given_options, path, shots, out)
+        except BaseException:
+            if not existed:
+                for written in (manifest_path_of(path), path.with_name(f"{path.stem}.estimated.dem")):
+                    written.unlink(missing_ok=True)
+            raise
+    out.say(f"{manifest_path_of(path)}: hashes of {pluralize(len(recorded.names), 'file')} of recorded shots")
     out.say(f"{path.stem}.estimated.dem: model estimated from the training shots")
 
 

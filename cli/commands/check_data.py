@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autoqec.cli.common import Output, options
-from autoqec.cli.recorded_shots import diagnose, open_recorded
+from autoqec.cli.recorded_shots import diagnose, open_recorded, shown_reading
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
 
 if TYPE_CHECKING:
+    import stim
+
     from autoqec.qec.problem import Problem
     from autoqec.qec.recorded.block_test import BlockEffect
     from autoqec.qec.recorded.shots import RecordedShots
@@ -55,9 +57,10 @@ def command(
     from autoqec.qec.recorded.env import check_hashes, read_manifest
 
     recorded, problem, baselines = open_recorded(directory)
-    if manifest is not None:
-        check_hashes(recorded, read_manifest(manifest), manifest.name)
-    checks = diagnose(recorded, problem, out)
+    with shown_reading(directory, out) as reading:
+        if manifest is not None:
+            check_hashes(recorded, read_manifest(manifest), manifest.name, reading)
+        checks = diagnose(recorded, problem, out, reading)
     failed = [diagnosis.name for check in checks for diagnosis in check.diagnoses if diagnosis.error]
     shots = [0 if check.counts is None else check.counts.shots for check in checks]
     compared: dict[str, Any] = {}
@@ -67,7 +70,7 @@ def command(
             message = f"leaves none of {sum(shots)} shots to decode"
             raise UsageError(message, location="--train-shots", hint="give a smaller number")
         size = block_shots or max((sum(shots) - trained) // BLOCKS, 1)
-        compared = _compare(recorded, problem, baselines, trained, size, dem_out, out)
+        compared = _compare(recorded, problem, baselines, shots, trained, size, dem_out, out)
     out.emit(
         {
             "directory": str(directory),
@@ -84,6 +87,7 @@ def _compare(
     recorded: RecordedShots,
     problem: Problem,
     baselines: tuple[str, ...],
+    shots: list[int],
     trained: int,
     size: int,
     dem_out: Path | None,
@@ -91,38 +95,53 @@ def _compare(
 ) -> dict[str, Any]:
     """Estimate a model, decode the other shots, print the gains; return the figures for --json."""
     from autoqec.qec.backends import make_backend
-    from autoqec.qec.recorded.decoding import compare, first_events, time_slices, wrong_shots
-    from autoqec.qec.recorded.estimation import estimate_dem
+    from autoqec.qec.recorded.decoding import compare, time_slices, wrong_shots
     from autoqec.qec.recorded.statistics import MAX_PAIR_DETECTORS
-    from autoqec.store import atomic
 
     names = dict.fromkeys((problem.env.plain, *baselines))
     decoders = {name: make_backend(name, problem) for name in names}
     if dem_out is not None or problem.n_detectors <= MAX_PAIR_DETECTORS:
-        estimated = estimate_dem(problem, first_events(recorded, trained), trained)
+        estimated = _estimate(recorded, problem, trained, dem_out, out)
         decoders |= {f"{name}_estimated": make_backend(name, problem.with_dem(estimated)) for name in names}
-        out.note(f"estimated {pluralize(problem.n_mechanisms, 'error mechanism')} from {pluralize(trained, 'shot')}")
-        if dem_out is not None:
-            atomic.write_text(dem_out, f"{estimated}\n")
-            out.say(f"{dem_out}: estimated detector error model")
     reference = problem.env.plain
-    errors, effects = compare(time_slices(wrong_shots(recorded, decoders, trained), size), reference)
+    with shown_reading(recorded.directory, out) as reading:
+        wrong = wrong_shots(recorded, decoders, trained)
+        parts = reading.watch("decoding", wrong, sum(shots) - trained, lambda part: len(part[reference]))
+        errors, effects = compare(time_slices(parts, size), reference)
     if not errors:
         message = f"is more than the number of decoded shots, those after the first {trained}"
         raise UsageError(message, location="--block-shots", hint="give a smaller number")
-    shots = next(iter(effects.values())).shots
-    out.say(f"decoded {pluralize(shots, 'shot')} in blocks of {size}; gains over {reference}, 95% under drift:")
+    decoded = next(iter(effects.values())).shots
+    out.say(f"decoded {pluralize(decoded, 'shot')} in blocks of {size}; gains over {reference}, 95% under drift:")
     for name, count in sorted(errors.items(), key=lambda item: item[1]):
         effect = effects.get(name)
         gain = "" if effect is None or effect.relative is None else f", gain {_gain_text(effect)}"
-        out.say(f"  {name:26} {count} errors, LER {count / shots:.3e}{gain}")
+        out.say(f"  {name:26} {count} errors, LER {count / decoded:.3e}{gain}")
     return {
         "train_shots": trained,
         "block_shots": size,
-        "decoded_shots": shots,
+        "decoded_shots": decoded,
         "errors": errors,
         "gains": {name: asdict(effect) for name, effect in effects.items()},
     }
+
+
+def _estimate(
+    recorded: RecordedShots, problem: Problem, trained: int, dem_out: Path | None, out: Output
+) -> stim.DetectorErrorModel:
+    """Estimate a model from the first shots, and write it if asked."""
+    from autoqec.qec.recorded.decoding import first_events
+    from autoqec.qec.recorded.estimation import estimate_dem
+    from autoqec.store import atomic
+
+    with shown_reading(recorded.directory, out) as reading:
+        events = reading.watch("estimating the model", first_events(recorded, trained), trained, len)
+        estimated = estimate_dem(problem, events, trained)
+    out.note(f"estimated {pluralize(problem.n_mechanisms, 'error mechanism')} from {pluralize(trained, 'shot')}")
+    if dem_out is not None:
+        atomic.write_text(dem_out, f"{estimated}\n")
+        out.say(f"{dem_out}: estimated detector error model")
+    return estimated
 
 
 def _gain_text(effect: BlockEffect) -> str:

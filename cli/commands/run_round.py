@@ -96,10 +96,10 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     if code_cwd:
         require_sandbox(code_cwd / layout.EDITABLE_MODULES)
     runner_config = RunnerConfig.read(spec, location="run-round")
-    if (recorded := check_recorded(env, env_file.parent)) is not None:
-        round_dir.parent.mkdir(parents=True, exist_ok=True)
-        provide_shots(recorded, env, Path(os.path.abspath(round_dir)))
     with LiveView(console(err=True), quiet=out.quiet) as view:
+        if (recorded := check_recorded(env, env_file.parent, view)) is not None:
+            round_dir.parent.mkdir(parents=True, exist_ok=True)
+            provide_shots(recorded, env, Path(os.path.abspath(round_dir)))
         metrics = run_round(runner_config, on_event=view)
     out.emit(metrics.dump())
     if metrics.status != "ok":

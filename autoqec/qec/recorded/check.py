@@ -12,9 +12,11 @@ import stim
 from autoqec.contracts.recorded import RecordedBlock
 from autoqec.qec import backends, shotfiles
 from autoqec.qec.problem import Problem
+from autoqec.qec.recorded import progress
 from autoqec.qec.recorded.diagnosis import Diagnosis, diagnose_events
 from autoqec.qec.recorded.observables import diagnose_observables, fits
 from autoqec.qec.recorded.orders import layers
+from autoqec.qec.recorded.progress import SILENT, Reading
 from autoqec.qec.recorded.shots import CHUNK, RecordedShots
 from autoqec.qec.recorded.statistics import EventCounts, count_events
 from autoqec.qec.sampling import Shots, pack
@@ -43,6 +45,7 @@ def check_blocks(
     problem: Problem,
     on_block: Callable[[int, BlockCheck], None] = lambda index, block: None,
     limits: Sequence[int | None] | None = None,
+    reading: Reading = SILENT,
 ) -> list[BlockCheck]:
     """Read the shots once, chunk by chunk, and diagnose each block.
 
@@ -52,6 +55,7 @@ def check_blocks(
         on_block: Called after each block.
         limits: Shots to read from the start of each of the first blocks, None for all; later blocks are not opened. By
             default all shots of all blocks are read.
+        reading: Reports and resumes the counting of detection events.
 
     Raises:
         UsageError: A file is truncated, compressed, not in its format, or disagrees with another in its shots.
@@ -60,7 +64,8 @@ def check_blocks(
     checks = []
     blocks = recorded.layout.blocks
     for index, (block, limit) in enumerate(zip(blocks, limits or [None] * len(blocks), strict=False)):
-        checks.append(_check_block(recorded, block, problem, decode, limit))
+        counter = _BlockCounter(recorded, index, limit, reading)
+        checks.append(_check_block(recorded, block, problem, decode, counter))
         on_block(index, checks[-1])
     return _name_duplicates(recorded, _name_exchanged(checks, decode))
 
@@ -70,21 +75,14 @@ def _check_block(
     block: RecordedBlock,
     problem: Problem,
     decode: Callable[[np.ndarray], np.ndarray],
-    limit: int | None,
+    counter: _BlockCounter,
 ) -> BlockCheck:
     if (wrong_size := diagnose_size(recorded, block, problem)) is not None:
         return BlockCheck(None, None, (wrong_size,))
-    first: list[Shots] = []
-
-    def events() -> Iterator[np.ndarray]:
-        for part in _limited(recorded.chunks(block), limit):
-            if sum(map(len, first)) < SAMPLE:
-                first.append(part)
-            yield part.detection_events
-
-    counts = count_events(events(), problem.n_detectors)
+    counts = counter.count()
     if counts.shots == 0:
         return BlockCheck(counts, None, (Diagnosis("no_shots", "the files hold no shots", "the recording is empty"),))
+    first = counter.first
     sample = Shots(*(np.concatenate([getattr(part, name) for part in first]) for name in vars(first[0])))
     found = diagnose_events(problem, counts)
     if not any(diagnosis.error for diagnosis in found):
@@ -92,6 +90,64 @@ def _check_block(
     if block.measurements is not None and block.detection_events is not None:
         found += _compare_measurements(recorded, block, sample)
     return BlockCheck(counts, sample, tuple(found))
+
+
+class _BlockCounter:
+    """Counts the detection events of one block; goes on with the counts that an interrupted command has saved.
+
+    Attributes:
+        first: The first shots of the block, at least `SAMPLE` if it has as many.
+    """
+
+    def __init__(self, recorded: RecordedShots, index: int, limit: int | None, reading: Reading) -> None:
+        self.recorded, self.block = recorded, recorded.layout.blocks[index]
+        self.limit, self.reading = limit, reading
+        self.first: list[Shots] = []
+        self._name = f"block-{index}-{limit}"
+        self._label = f"checking block {index + 1} of {len(recorded.layout.blocks)}"
+        self._sources = [recorded.directory / name for name in (recorded.layout.model, *self.block.files)]
+        self._width = -(-recorded.source.num_detectors // 8)
+        self._saved_shots = 0
+
+    def count(self) -> EventCounts:
+        """Read the block and return its counts; UsageError as `RecordedShots.chunks`."""
+        start, complete = self._load()
+        expected = start.shots if complete and start is not None else self.recorded.expected_shots(self.block)
+        total = min((shots for shots in (expected, self.limit) if shots is not None), default=None)
+        parts = self.reading.watch(self._label, self._events(complete), total, len)
+        if complete and start is not None:
+            for _ in parts:  # only the first shots
+                pass
+            return start
+        counts = count_events(parts, self.recorded.source.num_detectors, start, self._save_part)
+        if counts.shots * self._width >= max(progress.SMALLEST_SAVED, 8 * counts.pairs.nbytes):
+            self._save(counts, complete=True)
+        return counts
+
+    def _load(self) -> tuple[EventCounts | None, bool]:
+        saved = self.reading.load(self._name, self._sources)
+        if saved.keys() != {"shots", "single", "pairs", "complete"}:
+            return None, False
+        counts = EventCounts(int(saved["shots"]), saved["single"], saved["pairs"])
+        self._saved_shots = counts.shots
+        return counts, bool(saved["complete"])
+
+    def _save_part(self, counts: EventCounts) -> None:
+        if (counts.shots - self._saved_shots) * self._width >= progress.SEGMENT:
+            self._save(counts, complete=False)
+
+    def _save(self, counts: EventCounts, *, complete: bool) -> None:
+        arrays = {"shots": np.array(counts.shots), "single": counts.single, "pairs": counts.pairs}
+        self.reading.save(self._name, self._sources, **arrays, complete=np.array(complete))
+        self._saved_shots = counts.shots
+
+    def _events(self, complete: bool) -> Iterator[np.ndarray]:
+        for part in _limited(self.recorded.chunks(self.block), self.limit):
+            if sum(map(len, self.first)) < SAMPLE:
+                self.first.append(part)
+            elif complete:
+                return
+            yield part.detection_events
 
 
 def _limited(parts: Iterator[Shots], limit: int | None) -> Iterator[Shots]:

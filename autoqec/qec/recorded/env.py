@@ -15,6 +15,7 @@ from autoqec.qec.recorded.check import BlockCheck, check_blocks
 from autoqec.qec.recorded.decoding import first_events
 from autoqec.qec.recorded.estimation import estimate_dem
 from autoqec.qec.recorded.layout import check_files
+from autoqec.qec.recorded.progress import SILENT, Reading, hash_file
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import Split
 from autoqec.store import atomic
@@ -37,6 +38,7 @@ def write_models(
     env_file: Path,
     block_shots: int | None = None,
     candidates: int | None = None,
+    reading: Reading = SILENT,
 ) -> RecordedShotsCode:
     """Estimate a model from the training shots, and write it and the manifest beside an env file.
 
@@ -47,6 +49,7 @@ def write_models(
         env_file: The env file; its name gives those of the two files.
         block_shots: Shots per block of the test; by default such that each candidate gets `PART_BLOCKS` blocks.
         candidates: Candidates among which the test blocks are divided; None for the contract's default.
+        reading: Reports and resumes the hashing of the files.
 
     Returns:
         The field `code` of the env, without the contents of the files.
@@ -64,10 +67,11 @@ def write_models(
         directory=os.path.relpath(recorded.directory, env_file.parent),
         layout=recorded.layout,
         shots=shots,
-        files=recorded.files(),
+        files=recorded.files(reading),
     )
     trained = Split.of(code.model_copy(update={"manifest": manifest}), str(recorded.directory)).train[1]
-    model = estimate_dem(problem, first_events(recorded, trained), trained)
+    events = reading.watch("estimating the model", first_events(recorded, trained), trained, len)
+    model = estimate_dem(problem, events, trained)
     text = f"{model}\n"
     named = {"estimated": model_path.name, "estimated_sha256": sha256_bytes(text.encode()), "estimated_shots": trained}
     atomic.write_text(model_path, text)
@@ -89,8 +93,14 @@ def read_manifest(path: Path) -> RecordedManifest:
     return RecordedManifest.read(load_yaml(text, location=str(path)), location=str(path))
 
 
-def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str) -> None:
-    """Compare the files with the manifest: first all sizes, then all hashes; `hint` tells the user what to do.
+def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str, reading: Reading = SILENT) -> None:
+    """Compare the files with the manifest: first all sizes, then all hashes.
+
+    Args:
+        recorded: The shots.
+        manifest: The manifest.
+        hint: Tells the user what to do.
+        reading: Reports and resumes the hashing; by default every file is hashed from its start.
 
     Raises:
         UsageError: A file differs.
@@ -100,23 +110,21 @@ def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str)
         if path.is_file() and (size := path.stat().st_size) != file.bytes:
             message = f"is not the file of the manifest: {size} bytes, not {file.bytes}"
             raise UsageError(message, location=str(path), hint=hint)
-    stored = {file.path: file.sha256 for file in manifest.files}
-    for file in recorded.files():
-        if stored.get(file.path) != file.sha256:
-            raise UsageError(
-                "is not the file of the manifest",
-                location=str(recorded.directory / file.path),
-                hint=hint,
-            )
+    stored = {file.path: file for file in manifest.files}
+    for name in recorded.names:
+        path, known = recorded.directory / name, stored.get(name)
+        if known is None or hash_file(path, name, known.segment_bytes, reading) != known.sha256:
+            raise UsageError("is not the file of the manifest", location=str(path), hint=hint)
 
 
-def open_checked(env: EnvSpec, directory: Path, hint: str | None = None) -> RecordedShots:
+def open_checked(env: EnvSpec, directory: Path, hint: str | None = None, reading: Reading = SILENT) -> RecordedShots:
     """Open the recorded shots of a frozen env, after comparing every file with its hash.
 
     Args:
         env: The env; its shots are recorded.
         directory: Directory of the files.
         hint: What the user can do if a file differs; by default for an env that can still be written again.
+        reading: Reports and resumes the hashing; by default every file is hashed from its start.
 
     Raises:
         UsageError: A file is missing or has changed.
@@ -125,11 +133,11 @@ def open_checked(env: EnvSpec, directory: Path, hint: str | None = None) -> Reco
     assert code is not None and code.manifest is not None
     check_files(directory, code.manifest.layout)
     recorded = RecordedShots(directory, code.manifest.layout, Problem.from_env(env).source)
-    check_hashes(recorded, code.manifest, hint or f"restore the file, or {_again(code.path)}")
+    check_hashes(recorded, code.manifest, hint or f"restore the file, or {_again(code.path)}", reading)
     return recorded
 
 
-def preflight(env: EnvSpec, directory: Path) -> RecordedShots:
+def preflight(env: EnvSpec, directory: Path, reading: Reading = SILENT) -> RecordedShots:
     """Check recorded shots before a run: hashes, division, and the fit of the visible shots to the given model.
 
     Sealed shots are not decoded here: `add-env` checked them, and the hashes show that they are the same.
@@ -140,9 +148,9 @@ def preflight(env: EnvSpec, directory: Path) -> RecordedShots:
     code = env.recorded
     assert code is not None and code.manifest is not None
     visible = Split.of(code, f"env `{env.name}`, field `code`").validation[1]
-    recorded = open_checked(env, directory)
+    recorded = open_checked(env, directory, reading=reading)
     limits = _visible_shots(code.manifest.shots, visible)
-    checks = check_blocks(recorded, Problem.from_env(env).given, limits=limits)
+    checks = check_blocks(recorded, Problem.from_env(env).given, limits=limits, reading=reading)
     require_fit(checks, directory)
     found = tuple(0 if check.counts is None else check.counts.shots for check in checks)
     expected = tuple(

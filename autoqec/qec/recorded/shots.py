@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +14,12 @@ from autoqec.contracts.recorded import RecordedBlock, RecordedFile, RecordedLayo
 from autoqec.errors import UsageError
 from autoqec.qec import shotfiles
 from autoqec.qec.codes import Source
+from autoqec.qec.recorded import progress
 from autoqec.qec.recorded.layout import find_layout
+from autoqec.qec.recorded.progress import Reading
 from autoqec.qec.sampling import Shots, unpack
-from autoqec.store.run_log import LOGGER
 
 CHUNK = 16_384  # shots held in memory at a time; a multiple of 64
-HASHED = 1 << 20
-REPORTED = 1 << 30  # bytes between two lines of the log while a file is hashed
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +75,17 @@ class RecordedShots:
         else:
             yield from self.converted(block)
 
+    def expected_shots(self, block: RecordedBlock) -> int | None:
+        """Return the number of shots of a block by the size of its file; None if its format does not tell."""
+        if block.detection_events is not None:
+            name, n_bits = block.detection_events, self.source.num_detectors
+        else:
+            assert block.measurements is not None and isinstance(self.source, stim.Circuit)
+            name, n_bits = block.measurements, self.source.num_measurements
+        path = self.directory / name
+        bytes_per_shot = {"b8": -(-n_bits // 8), "01": n_bits + 1}.get(shotfiles.guess_format(path))
+        return None if bytes_per_shot is None else path.stat().st_size // bytes_per_shot
+
     def converted(self, block: RecordedBlock) -> Iterator[Shots]:
         """Convert the raw measurements of one block to detection events and observable flips.
 
@@ -115,10 +124,23 @@ class RecordedShots:
         for part in self._read(block.predictions[name], self.source.num_observables, "observables"):
             yield unpack(part, self.source.num_observables).astype(bool)
 
-    def files(self) -> tuple[RecordedFile, ...]:
-        """Hash the model and every file of every block."""
-        names = dict.fromkeys((self.layout.model, *(name for block in self.layout.blocks for name in block.files)))
-        return tuple(_hashed(self.directory, name) for name in names)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model and of every file of every block."""
+        return tuple(
+            dict.fromkeys((self.layout.model, *(name for block in self.layout.blocks for name in block.files)))
+        )
+
+    def files(self, reading: Reading) -> tuple[RecordedFile, ...]:
+        """Hash all files; large ones in segments, so that an interrupted hash can be resumed."""
+        return tuple(self._hashed(name, reading) for name in self.names)
+
+    def _hashed(self, name: str, reading: Reading) -> RecordedFile:
+        path = self.directory / name
+        size = path.stat().st_size
+        segment = progress.SEGMENT if size > progress.SEGMENT else None
+        digest = progress.hash_file(path, name, segment, reading)
+        return RecordedFile(path=name, bytes=size, sha256=digest, segment_bytes=segment)
 
     def _read(self, name: str, n_bits: int, kind: str) -> Iterator[np.ndarray]:
         path = self.directory / name
@@ -179,16 +201,3 @@ def _check_deterministic(circuit: stim.Circuit, path: Path) -> None:
             location=str(path),
             hint="check DETECTOR and OBSERVABLE_INCLUDE with `stim analyze_errors --in FILE`",
         ) from error
-
-
-def _hashed(directory: Path, name: str) -> RecordedFile:
-    digest = hashlib.sha256()
-    size = 0
-    with (directory / name).open("rb") as stream:
-        read: Callable[[], bytes] = lambda: stream.read(HASHED)  # noqa: E731 (typed for iter)
-        for part in iter(read, b""):
-            digest.update(part)
-            size += len(part)
-            if size % REPORTED == 0:
-                LOGGER.info("%s: %d MiB hashed", name, size >> 20)
-    return RecordedFile(path=name, bytes=size, sha256=digest.hexdigest())

@@ -6,7 +6,7 @@ E is the product of 1 - 2p over the mechanisms that flip an odd number of the se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,18 +45,35 @@ class EventCounts:
         return _correlations(self.pairs / max(self.shots, 1) - np.outer(mean, mean), mean * (1 - mean))
 
 
-def count_events(parts: Iterable[np.ndarray], n_detectors: int) -> EventCounts:
-    """Count detection events of bit-packed shots, uint8 [n, ceil(n_detectors / 8)] each, one part at a time."""
-    shots = 0
-    single = np.zeros(n_detectors, np.int64)
+def count_events(
+    parts: Iterable[np.ndarray],
+    n_detectors: int,
+    start: EventCounts | None = None,
+    on_part: Callable[[EventCounts], None] = lambda counts: None,
+) -> EventCounts:
+    """Count detection events, one part of the shots at a time.
+
+    Args:
+        parts: Bit-packed shots, uint8 [n, ceil(n_detectors / 8)] each.
+        n_detectors: Number of detectors.
+        start: Counts of the first shots, which are then passed over in `parts`.
+        on_part: Called with the counts after each counted part; they change with the next one.
+    """
     k = min(n_detectors, MAX_PAIR_DETECTORS)
-    pairs = np.zeros((k, k))
-    for packed in parts:
+    shots, single, pairs = 0, np.zeros(n_detectors, np.int64), np.zeros((k, k))
+    if start is not None:
+        shots, single, pairs = start.shots, start.single.copy(), start.pairs.copy()
+    skip = shots
+    for part in parts:
+        packed, skip = part[skip:], max(skip - len(part), 0)
+        if not len(packed):
+            continue
         bits = unpack(packed, n_detectors)
         single += bits.sum(0, dtype=np.int64)
         first = bits[:, :k].astype(np.float32)  # exact: a part has fewer than 2**24 shots
         pairs += first.T @ first
         shots += len(bits)
+        on_part(EventCounts(shots, single, pairs))
     return EventCounts(shots, single, pairs)
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import stim
+from rich.console import Console
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.recorded import RecordedManifest
 from autoqec.qec.backends import make_backend
+from autoqec.qec.recorded import check, progress, shots
 from autoqec.qec.recorded.estimation import with_probabilities
 from autoqec.qec.sampling import sample
+from autoqec.reporting import terminal
 from autoqec.store.files import load_env
 from tests.support.envs import problem
 from tests.support.recorded import google_directory, plain_directory, write_shots
@@ -43,6 +47,51 @@ def test_check_data_decodes_shots_that_fit(here: Path, capsys: pytest.CaptureFix
     effect = figures["gains"]["mwpm_estimated"]
     assert effect["low"] <= effect["relative"] <= effect["high"] and effect["blocks"] == 40
     assert "block 0 (events0.b8), simulated, basis z: 2000 shots, fits the model" in shown.err
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_reading_is_shown_on_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
+    plain_directory(here / "data", 2000, 2)
+    written = io.StringIO()
+    target = Console(file=written, force_terminal=True, width=120)
+    monkeypatch.setattr(terminal, "console", lambda err: target)
+    assert run_cli(group, ["check-data", "data", *(["-q"] if quiet else [])]) == 0
+    for text in ("checking block 1 of 2", "checking block 2 of 2", "estimating the model", "decoding", "100%"):
+        assert (text in written.getvalue()) != quiet
+
+
+@pytest.mark.parametrize("command", [["check-data", "data"], ["add-env", "device", "--recorded", "data"]])
+def test_interrupted_command_goes_on_where_it_stopped(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    for name in ("SEGMENT", "SMALLEST_SAVED"):
+        monkeypatch.setattr(progress, name, 3000)
+    monkeypatch.setattr(shots, "CHUNK", 512)
+    monkeypatch.setattr(check, "SAMPLE", 2048)
+    plain_directory(here / "data", 14_000, 2)
+    assert run_cli(group, [*command, "--json"]) == 0  # never interrupted
+    files = [path.read_bytes() for path in sorted(here.glob("device*"))]
+    straight = capsys.readouterr().out
+    report, reports = progress.Reading.report, list[tuple[str, int]]()
+
+    def interrupted(reading: progress.Reading, label: str, done: int, total: int | None) -> None:
+        reports.append((label, done))
+        report(reading, label, done, total)
+        if label == "checking block 2 of 2" and done >= 6000:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress.Reading, "report", interrupted)
+    again = [*command, "--json", *(["--force"] if command[0] == "add-env" else [])]
+    assert run_cli(group, again) == 130 and list((here / "cache").rglob("*.npz"))
+    capsys.readouterr()
+    read_before = len([report for report in reports if report[0] == "checking block 1 of 2"])
+    reports.clear()
+    monkeypatch.setattr(progress.Reading, "report", lambda *given: (reports.append(given[1:3]), report(*given))[1])
+    assert run_cli(group, again) == 0
+    assert len([report for report in reports if report[0] == "checking block 1 of 2"]) < read_before
+    assert capsys.readouterr().out == straight and not list((here / "cache").rglob("*.npz"))
+    assert [path.read_bytes() for path in sorted(here.glob("device*"))] == files
 
 
 def test_predictions_of_others_are_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

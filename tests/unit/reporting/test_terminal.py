@@ -24,6 +24,7 @@ from autoqec.contracts.events import (
     RoundPlanned,
     RoundRecorded,
     SequentialTestProgress,
+    ShotsRead,
     TrainingProgress,
 )
 from autoqec.reporting.terminal import LiveView
@@ -125,6 +126,16 @@ def test_contradictory_counts_show_no_gain(wrong: dict[str, Any], tmp_path: Path
     events: list[Event] = []
     EventForwarder(tmp_path, 1, events.append).forward()
     assert len(events) == 1 and "errors in" not in render(*events)
+
+
+def test_reading_of_recorded_shots_is_shown_before_the_run_starts() -> None:
+    view = LiveView(Console(file=io.StringIO(), width=100))
+    for total, shown in ((40, "starting: hashing events.b8 25%"), (None, "starting: hashing events.b8")):
+        view(ShotsRead(what="hashing events.b8", done=10, total=total))
+        with view.console.capture() as capture:
+            view.console.print(view.screen())
+        assert capture.get().rstrip() == shown
+    assert "hashing" not in render(ShotsRead(what="hashing events.b8", done=10, total=40))
 
 
 def test_concurrent_rounds_have_one_line_each() -> None:

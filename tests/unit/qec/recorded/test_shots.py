@@ -15,7 +15,9 @@ import stim
 import yaml
 
 from autoqec.errors import UsageError
+from autoqec.qec.recorded import progress
 from autoqec.qec.recorded import shots as shots_module
+from autoqec.qec.recorded.progress import SILENT
 from autoqec.qec.recorded.shots import RecordedShots, read_chunks
 from autoqec.qec.sampling import Shots, sample
 from tests.support.envs import problem
@@ -189,7 +191,8 @@ def test_hashing_a_large_file_is_logged(
     recorded = RecordedShots.open(plain_directory(tmp_path, 64, 1))
     with (tmp_path / "events0.b8").open("r+b") as stream:
         stream.truncate(5 << 20)
-    monkeypatch.setattr(shots_module, "REPORTED", 2 << 20)
+    monkeypatch.setattr(progress, "SEGMENT", 2 << 20)
+    monkeypatch.setattr(progress, "SMALLEST_SAVED", 2 << 20)
     with caplog.at_level("INFO", logger="autoqec"):
-        recorded.files()
+        recorded.files(SILENT)
     assert [record.getMessage() for record in caplog.records] == [f"events0.b8: {n} MiB hashed" for n in (2, 4)]

@@ -1,0 +1,146 @@
+"""Reading of large files of recorded shots: progress reports, and intermediate results that survive an interruption.
+
+Intermediate results are kept in the user's cache directory, per directory of shots, until a command has finished. They
+are used again only if every file that they were computed from has the same size, times and inode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from autoqec.errors import StorageError
+from autoqec.store import atomic
+from autoqec.store.run_log import LOGGER
+
+SEGMENT = 1 << 28  # bytes between two saves; larger files are hashed in segments of this size
+SMALLEST_SAVED = 1 << 24  # bytes; shorter readings are repeated rather than saved
+HASHED = 1 << 20  # bytes read at a time
+DIGEST = 32  # bytes
+
+OnRead = Callable[[str, int, int | None], None]  # what is read, how much so far, and in all if that is known
+Part = TypeVar("Part")
+
+
+class Reading:
+    """How the reading of files is reported and resumed.
+
+    Attributes:
+        on_read: Called when another hundredth of a file has been read.
+        state: Directory of intermediate results; None keeps none.
+    """
+
+    def __init__(self, on_read: OnRead = lambda label, done, total: None, state: Path | None = None) -> None:
+        self.on_read, self.state = on_read, state
+        self._reported: tuple[str, int] | None = None
+
+    @classmethod
+    def resumable(cls, directory: Path, on_read: OnRead = lambda label, done, total: None) -> Reading:
+        """Return a reading of the files in `directory` that a later command can resume."""
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        key = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
+        return cls(on_read, root / "autoqec" / "recorded" / key)
+
+    def report(self, label: str, done: int, total: int | None) -> None:
+        """Report an amount that was read, if it is another hundredth."""
+        share = (label, done // SMALLEST_SAVED if total is None else 100 * done // max(total, 1))
+        if share != self._reported:
+            self._reported = share
+            self.on_read(label, done, total)
+
+    def watch(
+        self, label: str, parts: Iterable[Part], total: int | None, size: Callable[[Part], int]
+    ) -> Iterator[Part]:
+        """Yield parts unchanged and report how much of `total` they are together."""
+        done = 0
+        for part in parts:
+            yield part
+            done += size(part)
+            self.report(label, done, total)
+
+    def load(self, name: str, sources: Iterable[Path]) -> dict[str, np.ndarray]:
+        """Return the arrays saved under `name`; empty if there are none, or a source has changed since."""
+        if self.state is None:
+            return {}
+        try:
+            with np.load(io.BytesIO(atomic.read_bytes(self.state / f"{name}.npz")), allow_pickle=False) as stored:
+                arrays = dict(stored)
+            if arrays.pop("sources").tobytes() == _identity(sources):
+                return arrays
+        except Exception as error:  # not there, or damaged: an npz file raises many types
+            LOGGER.debug("no saved reading %s: %s", name, error)
+        return {}
+
+    def save(self, name: str, sources: Iterable[Path], **arrays: np.ndarray) -> None:
+        """Save arrays that were computed from `sources`; a cache that cannot be written saves nothing."""
+        if self.state is None:
+            return
+        stream = io.BytesIO()
+        try:
+            np.savez(stream, sources=np.frombuffer(_identity(sources), np.uint8), **arrays)  # type: ignore[arg-type]
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic.write_bytes(self.state / f"{name}.npz", stream.getvalue(), mode=0o600)
+        except (OSError, StorageError) as error:
+            LOGGER.info("reading cannot be resumed: %s", error)
+
+    def finish(self) -> None:
+        """Delete all intermediate results."""
+        if self.state is not None:
+            shutil.rmtree(self.state, ignore_errors=True)
+            with suppress(OSError):
+                self.state.parent.rmdir()
+
+
+SILENT = Reading()  # reports nothing, and reads every file from its start
+
+
+def _identity(sources: Iterable[Path]) -> bytes:
+    found = []
+    for path in sources:
+        status = path.stat()
+        found.append([str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
+    return json.dumps(found).encode()
+
+
+def hash_file(path: Path, name: str, segment_bytes: int | None, reading: Reading) -> str:
+    """Return the SHA-256 of a file, or with segments that of the SHA-256 digests of its segments, one after the other.
+
+    Args:
+        path: The file.
+        name: Its name in reports.
+        segment_bytes: Size of a segment; None hashes the content as a whole, which cannot be resumed.
+        reading: Reports progress and keeps the digests of finished segments.
+    """
+    total = path.stat().st_size
+    saved = f"hash-{hashlib.sha256(f'{name} {segment_bytes}'.encode()).hexdigest()[:16]}"
+    digests = b"" if segment_bytes is None else _bytes(reading.load(saved, [path]).get("digests"))
+    with path.open("rb") as stream:
+        done = len(digests) // DIGEST * (segment_bytes or 0)
+        stream.seek(done)
+        while True:
+            digest, size = hashlib.sha256(), 0
+            while part := stream.read(HASHED if segment_bytes is None else min(HASHED, segment_bytes - size)):
+                digest.update(part)
+                size += len(part)
+                reading.report(f"hashing {name}", done + size, total)
+            if segment_bytes is None:
+                return digest.hexdigest()
+            if size == 0:
+                return hashlib.sha256(digests).hexdigest()
+            digests, done = digests + digest.digest(), done + size
+            if size >= SMALLEST_SAVED:
+                LOGGER.info("%s: %d MiB hashed", name, done >> 20)
+                reading.save(saved, [path], digests=np.frombuffer(digests, np.uint8))
+
+
+def _bytes(array: np.ndarray | None) -> bytes:
+    return b"" if array is None else array.tobytes()
