@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from autoqec.cli.common import Output, options, run_cli, trust_option
+from autoqec.cli.common import Output, options, recorded_option, run_cli, trust_option
 from autoqec.installation import __version__
 
 # name -> (module, one line of help): `--help` needs no command's module.
@@ -118,6 +118,7 @@ def _current_option_name(name: str) -> str:
     help="File with the secret of the verification shots; for tests only.",
 )
 @click.option("--resume", metavar="RUN", help="Continue RUN with its stored settings; options given here replace them.")
+@recorded_option
 @click.option(
     "--ideator", type=click.Choice(IDEATORS), default="tpe", show_default=True, help="Method that proposes the rounds."
 )

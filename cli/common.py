@@ -89,7 +89,7 @@ def is_given(name: str) -> bool:
 
 
 def recorded_option(function: Function) -> Function:
-    """Add --recorded DIR to a command that verifies a run in another place than that of its recorded shots."""
+    """Add --recorded DIR to a command that uses a run in another place than that of its recorded shots."""
     return click.option(
         "--recorded",
         metavar="DIR",

@@ -42,6 +42,7 @@ class RunOptions:
         cluster: SLURM options of the job of a round; None if rounds are measured on this machine.
         image: Container image in which jobs run; None: without a container.
         orchestrator: SLURM options of the jobs in which the process of a detached run lives; None: it is this one.
+        recorded: Directory of the recorded shots of the run to resume, if it has moved.
     """
 
     root: Path
@@ -58,6 +59,7 @@ class RunOptions:
     cluster: dict[str, str] | None
     image: Image | None
     orchestrator: dict[str, str] | None
+    recorded: Path | None
 
     @property
     def rounds(self) -> int | None:
@@ -94,8 +96,9 @@ OPTION_DEFAULTS: Mapping[str, Any] = {
     "ideator_memory": None,
     "analyst_memory": None, "memory": None, "open_modules": False, "parallel": 1, "threads": 1, "executor": "local",
     "slurm": (), "container": None, "detach": False, "detach_slurm": (), "budget": "",
+    "recorded": None,
 }  # fmt: skip
-_PATH_OPTIONS = ("secret_file", "cassette", "ideator_memory", "analyst_memory", "memory", "container")
+_PATH_OPTIONS = ("secret_file", "cassette", "ideator_memory", "analyst_memory", "memory", "container", "recorded")
 
 
 def complete_options(named: Mapping[str, Any], *, resume: str | None = None) -> dict[str, Any]:
@@ -132,6 +135,8 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
     info = History(layout).info() if layout else None
     if info is not None:
         _check_resume_options(info, env_name, {name: chosen[name] for name in explicit}, pins)
+    elif chosen["recorded"] is not None:
+        raise UsageError("needs --resume", location="--recorded", hint="the manifest of an env names the directory")
     elif env_name is None:
         raise UsageError("is missing", location="ENV", hint="autoqec envs; then autoqec run NAME")
     resolved = settings.resolve_settings(info, explicit, chosen, root)
@@ -169,6 +174,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         ),
         image=_image(resolved, root),
         orchestrator=_orchestrator_options(resolved, check=check),
+        recorded=chosen["recorded"],
     )
 
 

@@ -102,7 +102,12 @@ def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comman
     """Start the run, or resume it and store changed settings; the caller closes it."""
     if options.layout is not None:
         run = loop.resume_run(
-            options.layout.run_id, options.root, roles=roles, threads=options.round_threads, on_event=on_event
+            options.layout.run_id,
+            options.root,
+            roles=roles,
+            threads=options.round_threads,
+            on_event=on_event,
+            recorded=options.recorded,
         )
         change = run.memory.history.update_settings(options.settings)
         if change is not None:

@@ -113,7 +113,7 @@ def replay_archive(
             rows = _check_run(manifest, layout)
             env = files.parse_env(files.read_text(layout.env), location=str(layout.env))
             if recorded is not None:
-                recorded_place.note_place(layout, recorded_place.check_place(env, recorded, str(layout.env)))
+                recorded_place.note_place(layout, recorded_place.check_place(env, recorded, str(layout.env)).directory)
             repeatable = manifest.closed and (env.recorded is None or recorded is not None)
             plan = _planned(manifest, into, rows, repeatable=repeatable)
             if plan.verifications:

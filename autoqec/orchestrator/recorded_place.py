@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
@@ -10,10 +11,13 @@ from autoqec.store import atomic, files
 from autoqec.store.layout import RunLayout
 from autoqec.store.recorded_layout import recorded_location
 
+if TYPE_CHECKING:
+    from autoqec.qec.recorded.shots import RecordedShots
+
 HINT = "restore the files of the recording, or give their directory with --recorded"
 
 
-def check_place(env: EnvSpec, directory: Path, location: str) -> Path:
+def check_place(env: EnvSpec, directory: Path, location: str) -> RecordedShots:
     """Compare the files in a directory with the hashes in the env of a run; write nothing.
 
     Args:
@@ -22,7 +26,7 @@ def check_place(env: EnvSpec, directory: Path, location: str) -> Path:
         location: Names the run in messages.
 
     Returns:
-        The absolute path of the directory.
+        The shots, with the absolute path of the directory.
 
     Raises:
         UsageError: The env samples its shots, or the directory or a file is missing or differs.
@@ -33,7 +37,38 @@ def check_place(env: EnvSpec, directory: Path, location: str) -> Path:
         raise UsageError("the recorded shots are not here: not a directory", location=str(directory), hint=HINT)
     from autoqec.qec.recorded.env import open_checked
 
-    return open_checked(env, directory.resolve(), hint=HINT).directory
+    return open_checked(env, directory.resolve(), hint=HINT)
+
+
+def check_resumed(env: EnvSpec, layout: RunLayout, directory: Path | None) -> RecordedShots | None:
+    """Check that a run which is resumed has its recorded shots; write nothing.
+
+    Args:
+        env: The run's env.
+        layout: The run.
+        directory: Directory of the files, if the user gave one.
+
+    Returns:
+        The shots in `directory`; None if there is none, and none is needed.
+
+    Raises:
+        UsageError: As `check_place`, or a run without `directory` lacks its recorded shots.
+    """
+    if directory is not None:
+        return check_place(env, directory, str(layout.root))
+    if env.recorded is None:
+        return None
+    from autoqec.runner.shot_source import has_copies
+
+    first = layout.round(1).dir
+    known, hint = recorded_location(first), f"autoqec run --resume {layout.run_id} --recorded DIR"
+    if not known.is_file() or not has_copies(env, first):
+        message = "the run has no recorded shots here: it was restored from an archive, or its files were removed"
+        raise UsageError(message, location=str(layout.root), hint=hint)
+    place = Path(files.read_text(known).strip())
+    if not place.is_dir():
+        raise UsageError("the recorded shots are not here: not a directory", location=str(place), hint=hint)
+    return None
 
 
 def note_place(layout: RunLayout, directory: Path) -> None:
@@ -47,4 +82,4 @@ def move_place(layout: RunLayout, directory: Path) -> None:
     Raises:
         UsageError: As `check_place`.
     """
-    note_place(layout, check_place(files.load_env(layout.env)[0], directory, str(layout.root)))
+    note_place(layout, check_place(files.load_env(layout.env)[0], directory, str(layout.root)).directory)

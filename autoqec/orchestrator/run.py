@@ -225,6 +225,7 @@ def resume_run(
     roles: Roles | RolesFactory | None = None,
     threads: int = 1,
     on_event: OnEvent | None = None,
+    recorded: Path | None = None,
 ) -> Run:
     """Resume a run after recovery has made its files and branches match its history. The caller closes it.
 
@@ -234,16 +235,17 @@ def resume_run(
         roles: The roles, or a function that builds them; by default those of the ideator in run.json.
         threads: Threads of each Runner child.
         on_event: Receives the events of recovery.
+        recorded: Directory of the run's recorded shots, if it has moved or the run was restored from an archive.
 
     Returns:
         The run, held by this process.
 
     Raises:
-        UsageError: The run does not exist, another process holds it, or it is closed.
+        UsageError: The run does not exist, another process holds it, it is closed, or its recorded shots are missing.
         ManualInterventionRequired: Env, secret, baseline or code have changed since the start of the run, or recovery
             needs a decision of the user.
     """
-    start = check_resume(run_id, repo)
+    start = check_resume(run_id, repo, recorded)
     layout, workspace = start.layout, start.repo
     roles = roles or Roles(search(start.info.ideator))
     run = _open(
@@ -252,6 +254,10 @@ def resume_run(
     run.notes.extend(start.notes)
     run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
     try:
+        if start.recorded is not None:
+            from autoqec.runner.shot_source import restore_copies
+
+            restore_copies(start.recorded, start.env, layout.round(1).dir)
         actions = recover(layout, workspace, run_log.logged(on_event), memory=run.memory)
     except BaseException:
         run.__exit__(*sys.exc_info())

@@ -14,6 +14,7 @@ from autoqec.contracts.events import OnEvent, ShotsRead, ignore
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
+from autoqec.orchestrator.recorded_place import check_resumed
 from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import new_secret, read_secret, require_only_copy
 from autoqec.store import files
@@ -126,6 +127,7 @@ class ResumeCheck:
         baseline_config: The config of the editable modules at the baseline commit.
         inputs: What a predecoder of this env can read.
         notes: Notes for the user.
+        recorded: The env's recorded shots, if they are to be provided again.
     """
 
     repo: Repo
@@ -136,17 +138,20 @@ class ResumeCheck:
     baseline_config: dict[str, Any]
     network_options: NetworkOptions
     notes: tuple[str, ...]
+    recorded: RecordedShots | None = None
 
 
-def check_resume(run_id: str, repo: Path | str) -> ResumeCheck:
+def check_resume(run_id: str, repo: Path | str, recorded: Path | None = None) -> ResumeCheck:
     """Check everything that resuming a run needs, except the lock and recovery; write nothing.
 
     Args:
         run_id: The run.
         repo: A directory of the repository.
+        recorded: Directory of the run's recorded shots, if it has moved.
 
     Raises:
-        UsageError: There is no such run, it is closed, or git or the file system does not allow a round.
+        UsageError: There is no such run, it is closed, its recorded shots are missing, or git or the file system does
+            not allow a round.
         ManualInterventionRequired: Env, secret, baseline commit or the code that can change results is not what the
             run started with.
     """
@@ -163,7 +168,8 @@ def check_resume(run_id: str, repo: Path | str) -> ResumeCheck:
     _require_writable(layout.root)
     config = baseline_config_at(workspace, info.baseline_sha)
     options = find_network_options(env, config, profile_of(info.profile))
-    return ResumeCheck(workspace, layout, info, env, env_text, config, options, tuple(notes))
+    shots = check_resumed(env, layout, recorded)
+    return ResumeCheck(workspace, layout, info, env, env_text, config, options, tuple(notes), shots)
 
 
 def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) -> list[str]:

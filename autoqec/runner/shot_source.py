@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,10 +74,7 @@ def provide_shots(recorded: RecordedShots, env: EnvSpec, round_dir: Path) -> Non
     assert env.recorded is not None
     location = recorded_location(round_dir)
     if location.exists():
-        split = Split.of(env.recorded)
-        lengths = [len(_visible(round_dir, part, recorded)) for part in PARTS]
-        same = lengths == [span[1] - span[0] for span in (split.train, split.validation)]
-        if not same or location.read_text(encoding="utf-8") != f"{recorded.directory}\n":
+        if not has_copies(env, round_dir) or location.read_text(encoding="utf-8") != f"{recorded.directory}\n":
             hint = "choose a round directory in another directory"
             raise UsageError("belongs to other recorded shots", location=str(visible_shots(round_dir)), hint=hint)
         return
@@ -84,6 +82,20 @@ def provide_shots(recorded: RecordedShots, env: EnvSpec, round_dir: Path) -> Non
     atomic.write_text(location, f"{recorded.directory}\n")
 
 
-def _visible(round_dir: Path, part: str, recorded: RecordedShots) -> VisibleShots:
-    sizes = recorded.source.num_detectors, recorded.source.num_observables
-    return VisibleShots.open(visible_shots(round_dir), part, *sizes)
+def has_copies(env: EnvSpec, round_dir: Path) -> bool:
+    """Return whether all training and validation shots of an env of recorded shots are beside a round directory."""
+    assert env.recorded is not None
+    source, split = Problem.from_env(env).source, Split.of(env.recorded)
+    sizes = source.num_detectors, source.num_observables
+    lengths = []
+    with suppress(UsageError):
+        lengths = [len(VisibleShots.open(visible_shots(round_dir), part, *sizes)) for part in PARTS]
+    return lengths == [span[1] - span[0] for span in (split.train, split.validation)]
+
+
+def restore_copies(recorded: RecordedShots, env: EnvSpec, round_dir: Path) -> None:
+    """Provide the recorded shots of a run again, from the directory in which its files are now."""
+    assert env.recorded is not None
+    if not has_copies(env, round_dir):  # a job of the run may read copies that exist
+        write_visible(recorded, env.recorded, visible_shots(round_dir))
+    atomic.write_text(recorded_location(round_dir), f"{recorded.directory}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from autoqec.contracts.events import ignore
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
+from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.archive_pack import package_run
 from autoqec.orchestrator.archive_replay import Plan, replay_archive
-from autoqec.orchestrator.loop import run_rounds, start_run
+from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
 from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.store.recorded_layout import recorded_location, visible_shots
 from autoqec.store.round_files import read_contract
@@ -85,6 +87,49 @@ def check_replay_elsewhere(archive: Path, data: Path, elsewhere: Path) -> None:
     again = replay_archive(archive, elsewhere / "with", on_event=ignore, on_plan=plans.append, recorded=moved)
     assert again.agrees and " again on the same shots" in again.verdicts[1] and plans[0].verifications == 1
     assert run_cli(group, ["verify", str(place), "--replay", "--recorded", str(moved), "--quiet"]) == 0
+
+
+def test_a_restored_open_run_is_resumed_with_its_recorded_shots(workspace: Path, tmp_path: Path) -> None:
+    env_file = workspace.parent / "device" / "env.yaml"
+    with start_run(env_file, workspace, "smoke", 1) as run:
+        run_rounds(run, 1)
+        layout = run.layout
+    archive, data = tmp_path / "open.tar", env_file.parent / "data"
+    package_run(layout, Repo.discover(workspace), archive)
+    moved = data.rename(tmp_path / "moved")
+    resume = f"autoqec run --resume {layout.run_id} --recorded DIR"
+    with pytest.raises(UsageError, match="are not here") as gone:  # the original run, whose shots have moved
+        resume_run(layout.run_id, workspace)
+    assert gone.value.hint == resume
+    restored = replay_archive(archive, tmp_path / "elsewhere", on_event=ignore).layout
+    shutil.copy(layout.secret, restored.secret)  # an archive of an open run has no secret
+    root, first = restored.repo_root, restored.round(1).dir
+    with pytest.raises(UsageError, match="has no recorded shots here") as lacking:
+        resume_run(restored.run_id, root)
+    assert lacking.value.hint == resume
+    events = moved / "events1.b8"
+    content = events.read_bytes()
+    events.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UsageError, match="is not the file of the manifest"):
+        resume_run(restored.run_id, root, recorded=moved)
+    assert not recorded_location(first).exists() and not visible_shots(first).exists()
+    events.write_bytes(content)
+    with resume_run(restored.run_id, root, recorded=moved) as resumed:
+        outcome = run_rounds(resumed, 2)
+    assert [row.status for row in outcome.rows] == ["ok"] and outcome.rows[0].round == 2
+    for part in ("train", "validation"):
+        for path in (visible_shots(first) / part).iterdir():
+            assert path.read_bytes() == (visible_shots(layout.round(1).dir) / part / path.name).read_bytes()
+    shutil.rmtree(visible_shots(first) / "train")  # the location is known, but the copies are gone
+    with pytest.raises(UsageError, match="has no recorded shots here"):
+        resume_run(restored.run_id, root)
+
+
+def test_recorded_directory_needs_a_run_to_resume(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace)
+    with pytest.raises(UsageError, match="needs --resume") as refused:
+        parse_run_options("env.yaml", {"recorded"}, **complete_options({"recorded": "data"}))
+    assert refused.value.location == "--recorded"
 
 
 def test_shots_that_do_not_fit_start_no_run(workspace: Path) -> None:
