@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch import nn
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.job import VerificationOrder
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
@@ -20,11 +23,12 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler
 from autoqec.store.layout import hidden_from_branch_code
 from autoqec.store.recorded_layout import recorded_location
-from autoqec.verification import report, verifier
+from autoqec.verification import job, report, verifier
+from autoqec.verification.compare import report_differences
 from autoqec.verification.request import VerifyRequest
 from tests.support.envs import problem
 from tests.support.recorded import plain_directory, provided, write_recorded_env, write_shots
-from tests.support.verification import CONFIG, profile, request
+from tests.support.verification import CONFIG, SECRET, profile, request
 
 FLAGGED = 0.15  # share of shots with errors that no model of independent errors describes
 
@@ -151,6 +155,46 @@ def test_no_gain_is_inconclusive(recorded: tuple[EnvSpec, Path]) -> None:
     checkpoint.save(path, model.eval(), dsl)
     found = verifier.run_verification(build(recorded, path))
     assert found.verdict != "VERIFIED" and found.test is not None and found.test.stopped_by != "evidence"
+
+
+@pytest.fixture
+def ordered(recorded: tuple[EnvSpec, Path], weights: Path) -> Iterator[tuple[VerifyRequest, VerificationOrder, str]]:
+    """Return a request, the order of its job, and the key that signs the job's result."""
+    place = recorded[1] / "round_1"
+    shutil.copy(weights, place / "checkpoint.pt")  # where a job looks for the weights
+    request = build(recorded, place / "checkpoint.pt", round_attempt_id="attempt-1", attempt_index=2)
+    request = replace(request, expected_artifact=verifier.artifact_sha256(request))
+    order = job.make_order(request, "autoqec-verify-1-attempt-1-2", {"time": "17", "cpus": "2", "mem": "5000M"})
+    job.write_order(request.round, order, job.derive_seeds(request, order))
+    yield request, order, job.signing_key(SECRET, order)
+    shutil.rmtree(request.round.verification_dir)
+
+
+def test_job_reads_the_sealed_blocks_of_its_candidate(ordered: tuple[VerifyRequest, VerificationOrder, str]) -> None:
+    request, order, key = ordered
+    job.work(str(request.round.dir), 1)
+    found = job.read_result(request.round, order, key)
+    here = verifier.run_verification(request)
+    assert found is not None and found.test is not None and report_differences(here, found) == []
+    assert found.recorded == here.recorded and found.recorded is not None and found.recorded.first_block == 56
+    assert found.chunk_digests == here.chunk_digests and found.effect == here.effect
+    assert verifier.replay(found, request).agrees
+
+
+def test_job_without_the_recording_reports_where_it_should_be(
+    ordered: tuple[VerifyRequest, VerificationOrder, str],
+) -> None:
+    request, order, key = ordered
+    location = recorded_location(request.round.dir)
+    before = location.read_text()
+    location.write_text("/not/mounted/on/the/node\n")
+    try:
+        job.work(str(request.round.dir), 1)
+        with pytest.raises(UsageError, match="recorded shots are not here") as missing:
+            job.read_result(request.round, order, key)
+        assert missing.value.location == "/not/mounted/on/the/node" and "--recorded DIR" in str(missing.value.hint)
+    finally:
+        location.write_text(before)
 
 
 def test_changed_files_are_not_scored(recorded: tuple[EnvSpec, Path], weights: Path) -> None:
