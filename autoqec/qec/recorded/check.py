@@ -93,7 +93,7 @@ def _check_block(
 
 
 class _BlockCounter:
-    """Counts the detection events of one block; goes on with the counts that an interrupted command has saved.
+    """Counts the detection events of one block; continues from the counts that an interrupted command has saved.
 
     Attributes:
         first: The first shots of the block, at least `SAMPLE` if it has as many.

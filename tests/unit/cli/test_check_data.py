@@ -61,7 +61,7 @@ def test_reading_is_shown_on_a_terminal(here: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("command", [["check-data", "data"], ["add-env", "device", "--recorded", "data"]])
-def test_interrupted_command_goes_on_where_it_stopped(
+def test_interrupted_command_continues_where_it_stopped(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))

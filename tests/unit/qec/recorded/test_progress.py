@@ -1,4 +1,4 @@
-"""Reading of large recordings: progress, and commands that go on where an interrupted one stopped."""
+"""Reading of large recordings: progress, and commands that continue where an interrupted one stopped."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_hash_is_that_of_the_content_or_of_its_segments(tmp_path: Path, size: in
     assert hash_file(path, "events", SEGMENT, Reading()) == of_segments(content)
 
 
-def test_interrupted_hash_goes_on_after_its_last_segment(tmp_path: Path) -> None:
+def test_interrupted_hash_continues_after_its_last_segment(tmp_path: Path) -> None:
     path, content = recording(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         hash_file(path, "events", SEGMENT, Reading.resumable(tmp_path, Interrupted(7_300)))
@@ -140,7 +140,7 @@ def test_manifests_with_hashes_of_whole_files_stay_valid(tmp_path: Path) -> None
     check_hashes(RecordedShots.open(tmp_path / "data"), old, "hint")
 
 
-def test_interrupted_check_goes_on_with_its_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_check_continues_from_its_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "SAMPLE", 256)
     recorded = RecordedShots.open(plain_directory(tmp_path / "data", 8000, 2))
     straight = check_blocks(recorded, problem(3))
