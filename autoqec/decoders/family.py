@@ -18,6 +18,7 @@ from autoqec.contracts.env import CORRELATED, SEED_SPACE, EnvSpec, StimGenerator
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.decoders import checkpoint
 from autoqec.decoders.base import Predecoder
+from autoqec.decoders.decode_memory import require_decode_memory
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
@@ -165,14 +166,15 @@ def check_members(env: EnvSpec, path: Path, members: Sequence[Member]) -> None:
     """Check that the weights of a checkpoint fit every member.
 
     Raises:
-        UsageError: A member is repeated or invalid, or the weights belong to the env's circuit alone.
+        UsageError: A member is repeated or invalid, the weights belong to the env's circuit alone, or the machine has
+            less memory than a member needs.
     """
     target = target_member(env)
     dsl = parse_dsl(checkpoint.read(path)["dsl_config"], location=f"{path}, key dsl_config")
     for index, member in enumerate(members):
         if member in members[:index]:
             raise UsageError("is given twice", location=str(member), hint="remove one of them")
-        member_env(env, member)
+        of_member = member_env(env, member)
         same_circuit = (member.distance, member.rounds) == (target.distance, target.rounds)
         if not same_circuit and not dsl.translation_invariant:
             raise UsageError(
@@ -180,6 +182,7 @@ def check_members(env: EnvSpec, path: Path, members: Sequence[Member]) -> None:
                 location=str(member),
                 hint="choose a checkpoint of type `local`, whose weights all circuits of the family share",
             )
+        require_decode_memory(of_member, None, 1)
 
 
 def evaluate_members(

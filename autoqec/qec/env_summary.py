@@ -8,6 +8,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.verdict import Rate
 from autoqec.errors import UsageError
 from autoqec.qec import backends, external_decoders
+from autoqec.qec.memory import require_problem_memory
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import band_seed, sample
 from autoqec.qec.stats import error_mask, rate
@@ -43,8 +44,9 @@ def summarize_env(env: EnvSpec, shots: int) -> EnvSummary:
     """Build the env at each of its error rates, and decode `shots` shots at the target with every baseline.
 
     Raises:
-        UsageError: The env cannot be built, or a baseline is not available.
+        UsageError: The env cannot be built, would need more memory than there is, or a baseline is not available.
     """
+    require_problem_memory(env)
     external_decoders.require_installed(env)
     problems = {p: Problem.from_env(env, p) for p in env.points}
     problem = problems[env.target]
@@ -81,8 +83,9 @@ def suggest_backend(env: EnvSpec) -> str:
         env: An env with backend `mwpm`.
 
     Raises:
-        UsageError: The env can be built with neither.
+        UsageError: The env can be built with neither, or would need more memory than there is.
     """
+    require_problem_memory(env.model_copy(update={"backend": "bposd"}))  # its model needs no decomposition
     try:
         Problem.from_env(env)
         return "mwpm"

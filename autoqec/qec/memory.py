@@ -13,6 +13,7 @@ import stim
 from autoqec.contracts.env import EnvSpec
 from autoqec.qec.codes import build_source
 from autoqec.qec.problem import error_model
+from autoqec.system.memory import require_bytes
 
 # Bytes per target of an error, measured at d=5 and 9 with 100 to 1,000 rounds: 159 to 172 while a matching graph is
 # built (SI1000: 266), 106 to 136 for a Tanner graph (bb72, 6 and 60 rounds); 62 to 70 afterwards.
@@ -69,6 +70,18 @@ class ModelSize:
     def build_bytes(self) -> int:
         """Return the peak while the problem is built."""
         return BUILD_BYTES.get(self.backend, OTHER_BUILD_BYTES) * self.n_targets
+
+
+def require_problem_memory(env: EnvSpec) -> None:
+    """Check that the problems of an env can be built, at every p.
+
+    Raises:
+        UsageError: The machine has less memory, or a circuit cannot be built or decoded.
+    """
+    sizes = [ModelSize.of_env(env, p) for p in env.points]
+    largest = max(size.build_bytes - size.kept_bytes for size in sizes)
+    needed = {f"{MODEL} at every p": sum(size.kept_bytes for size in sizes) + largest}
+    require_bytes(needed, f"env `{env.name}`", "choose fewer rounds or a smaller distance")
 
 
 def _count(dem: stim.DetectorErrorModel) -> tuple[int, int, int]:

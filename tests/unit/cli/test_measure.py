@@ -26,7 +26,9 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.qec.stats import paired_effect
 from autoqec.store.files import dump_config
+from autoqec.system import memory
 from tests.support.envs import repetition, surface
+from tests.support.shown import check_error
 
 LOCAL: dict[str, Any] = {"type": "local", "local": {"hidden": 4, "space": 1, "time": 1}}
 
@@ -44,6 +46,16 @@ def save(place: Path, env: EnvSpec, config: dict[str, Any] | None = None, noise:
 
 def measure(place: Path, *more: str) -> int:
     return run_cli(group, ["measure", str(place / "checkpoint.pt"), "--env", str(place / "env.yaml"), *more])
+
+
+def test_circuit_larger_than_memory_is_rejected_before_any_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, surface(3, 0.01))
+    monkeypatch.setattr(memory, "available_bytes", lambda: int(2e9))
+    assert measure(tmp_path, "--at", "p=0.01", "--at", "d=11,r=9000", "--shots", "700") == 2
+    error, hint = check_error(capsys.readouterr().err, "more than the 2 GB available", hint=True)
+    assert "detectors" in error and "--window" in str(hint)
 
 
 def test_every_circuit_is_compared_with_both_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import stim
 
+from autoqec.contracts.env import EnvSpec
+from autoqec.errors import UsageError
+from autoqec.qec.env_summary import suggest_backend, summarize_env
 from autoqec.qec.memory import ModelSize
 from autoqec.qec.problem import Problem, error_model, read_mechanisms
+from autoqec.system import memory
 from tests.support.envs import surface
 
 LOOP = """
@@ -47,3 +53,15 @@ def test_memory_grows_with_the_rounds() -> None:
     short, long = (ModelSize.of(error_model(circuit, env), "mwpm") for circuit in circuits)
     assert long.build_bytes / short.build_bytes == pytest.approx(1e6, rel=0.01)
     assert short.kept_bytes < short.build_bytes
+
+
+@pytest.mark.parametrize("check", [suggest_backend, lambda env: summarize_env(env, 10)])
+def test_env_larger_than_memory_is_rejected_before_it_is_built(
+    check: Callable[[EnvSpec], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = surface(5, rounds=1000)
+    monkeypatch.setattr(memory, "available_bytes", lambda: int(1e8))
+    monkeypatch.setattr(Problem, "from_env", None)
+    with pytest.raises(UsageError, match="needs about .* 0.1 GB available") as caught:
+        check(env)
+    assert caught.value.location == "env `surface_d5_z`"
