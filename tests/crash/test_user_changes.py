@@ -16,7 +16,7 @@ from autoqec.system import git as host_git
 from autoqec.system import run_lock
 from autoqec.system.git import Repo
 from tests.crash.invariants import Before, check, git, refs, run_ids
-from tests.crash.starts import recover_and_check
+from tests.crash.starts import recover_and_check, run_until_killed
 from tests.support import rounds
 
 VIEWS = ("pareto.json", "pareto_preview.json", "candidate_pareto.json", "fork_graph.json", "log.md")
@@ -123,6 +123,24 @@ def test_missing_verified_commit_pauses(workspace: Path) -> None:
     layout.history.write_text(forged.model_dump_json() + "\n")
     with pytest.raises(ManualInterventionRequired, match="no longer has commit"):
         reconcile(layout, repo)
+
+
+def test_pruned_commit_of_an_unfinished_round_pauses_until_its_branch_is_deleted(workspace: Path) -> None:
+    """git can neither move the branch to quarantine nor pin its commit."""
+    layout, repo = place(workspace)
+    before = Before.of(workspace)
+    run_until_killed(workspace, 2, layout.run_id, at="coded")
+    (branch,) = (name for name in refs(workspace) if name.startswith("exp/") and "/02-" in name)
+    sha = git(workspace, "rev-parse", branch)
+    (repo.common / "objects" / sha[:2] / sha[2:]).unlink()
+    for _ in range(2):
+        with pytest.raises(ManualInterventionRequired, match=f"no longer has commit {sha}") as paused:
+            reconcile(layout, repo)
+    assert paused.value.hint is not None
+    command = paused.value.hint.split("`")[3]
+    subprocess.run(command.split(), cwd=workspace, check=True)
+    rows = recover_and_check(workspace, before, layout.run_id)
+    assert [(row.round, row.status, row.branch) for row in rows[1:]] == [(2, "orphaned_branch", None)]
 
 
 def test_damaged_line_in_the_middle_pauses(workspace: Path) -> None:

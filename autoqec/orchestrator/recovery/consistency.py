@@ -14,7 +14,7 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.recovery.state import RecoveryAction, RunInspection
 from autoqec.store.attempt_state import Attempt
-from autoqec.store.layout import round_branch_of
+from autoqec.store.layout import quarantine_branch_of, round_branch_of
 from autoqec.store.run_state import RoundState
 
 
@@ -34,6 +34,7 @@ def find_contradictions(state: RunInspection, recorded: list[RoundState]) -> Ite
         yield RecoveryAction("pause", message, sha=state.info.baseline_sha, hint=hint)
         return
     yield from _missing_verified_commits(state, recorded)
+    yield from _missing_open_commits(state, recorded)
     yield from _shared_identity(state, recorded, lines)
     yield from _lost_attempts(state, recorded, lines)
     yield from _lost_tests(state)
@@ -57,6 +58,23 @@ def _missing_verified_commits(state: RunInspection, recorded: list[RoundState]) 
             message = f"git no longer has commit {row.commit_sha} of the verified round {row.round}"
             hint = f"fetch it back (`git fetch BACKUP {row.branch}`), then --resume"
             yield RecoveryAction("pause", message, sha=row.commit_sha, hint=hint)
+
+
+def _missing_open_commits(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:
+    """Yield a pause for branches of unfinished rounds whose commit was pruned: git cannot rename them either."""
+    closed = {round_state.attempt_id for round_state in recorded}
+    for attempt in state.attempts.values():
+        if attempt.planned is None or attempt.id in closed:
+            continue
+        for branch in (attempt.planned.branch, quarantine_branch_of(attempt.planned.branch)):
+            tip = state.branches.get(branch)
+            if tip is not None and tip.sha in state.missing:
+                message = f"git no longer has commit {tip.sha}, at which {branch} of the unfinished round is"
+                hint = (
+                    f"fetch it back (`git fetch BACKUP {branch}`), or give the round up: "
+                    f"`git update-ref -d refs/heads/{branch}`; then --resume"
+                )
+                yield RecoveryAction("pause", message, branch=branch, sha=tip.sha, hint=hint)
 
 
 def _shared_identity(

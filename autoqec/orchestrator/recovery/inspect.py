@@ -88,7 +88,7 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
         },
         committed_pointers={key: pointer for key, pointer in committed.items() if pointer is not None},
         jobs=frozenset(attempt.id for attempt in open_attempts if _has_job(layout, attempt)),
-        missing=frozenset(sha for sha in commits if found[sha] is None),
+        missing=frozenset(sha for sha in commits.union(shas.values()) if found[sha] is None),
         checked_out=worktree.branches_in_use(repo, layout, planned),
         broken_refs=_broken_refs(repo, layout, {*shas, *pins}),
         worktrees=worktree.leftovers(repo, layout, planned),

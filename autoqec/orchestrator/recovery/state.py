@@ -66,7 +66,7 @@ class RunInspection:
         reports: Reports of verified rounds, by attempt id; None if missing or damaged.
         committed_pointers: Pointers of verified rounds on their pinned commits, by attempt id, as in `pointers`.
         jobs: Open attempts that have a job order for a cluster and the worktree that the job needs.
-        missing: Recorded commits, the baseline's included, that git does not have.
+        missing: Recorded commits, the baseline's included, and tips of branches that git does not have.
         checked_out: Branches that are checked out in the main worktree, or in a linked one that is not a round's.
         broken_refs: Files of branches and pins that name no commit, by full ref name.
         worktrees: Checkouts that a dead process left.

@@ -15,6 +15,10 @@ class GitError(AutoqecError):
     """git refused or failed; `message` holds its own message."""
 
 
+class PrunedObjectError(GitError):
+    """Another process removed an object that git had just written, before a ref was changed to it."""
+
+
 class MergeConflictError(AutoqecError):
     """Commits cannot be merged without manual work; nothing was changed.
 

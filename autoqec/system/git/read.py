@@ -14,6 +14,7 @@ from autoqec.system.git.parsing import (
     Commit,
     DiffEntry,
     GitError,
+    PrunedObjectError,
     TreeEntry,
     Worktree,
     parse_commit,
@@ -39,7 +40,10 @@ _BRANCH_IN_THE_WAY = re.compile(r"'refs/heads/([^']+)' exists; cannot create 're
 _DAMAGED_OBJECT = re.compile(r"inflate: |unable to unpack|object file .+ is empty|hash mismatch|object .+ is corrupt")
 _OBJECT_NAME = re.compile(r"\b[0-9a-f]{40}\b")
 # A prune removes the directory of a new object, or the object, before anything refers to it.
-_PRUNED_OBJECT = re.compile(r"unable to (?:write|create|rename) .+: No such file or directory|invalid object [0-7]+ ")
+_PRUNED_OBJECT = re.compile(
+    r"unable to (?:write|create|rename) .+: No such file or directory|invalid object [0-7]+ "
+    r"|[0-9a-f]{40} is not a valid object|with nonexistent object "
+)
 _LOCK_EXISTS = re.compile(r"Unable to create '(.+\.lock)': File exists")
 
 
@@ -287,7 +291,7 @@ def git_error(arguments: Sequence[str], err: str, common: Path | None = None) ->
     location = str(common) if common is not None else None
     if reason is None and _PRUNED_OBJECT.search(err):
         hint = "if a `git gc --prune=now` or `git prune` runs in this repository, wait for its end, then start again"
-        return GitError(message, location=location, hint=hint)
+        return PrunedObjectError(message, location=location, hint=hint)
     if reason is None:
         return GitError(message)
     hint = f"check space and permissions (`df -h {location or '.'}`, `ls -ld {location or '.'}`), then start again"

@@ -10,7 +10,14 @@ from pathlib import Path, PurePosixPath
 
 from autoqec.errors import StorageError
 from autoqec.system.git.lock import repository_lock
-from autoqec.system.git.parsing import GitError, MergeConflictError, RefUpdate, format_message, text
+from autoqec.system.git.parsing import (
+    GitError,
+    MergeConflictError,
+    PrunedObjectError,
+    RefUpdate,
+    format_message,
+    text,
+)
 from autoqec.system.git.read import GitReader, absolute, git_error
 from autoqec.system.git.trees import check_trees, largest_checkout
 
@@ -117,6 +124,7 @@ class GitWriter(GitReader):
         """Commit exactly `paths` (files or directories from the worktree's top, ignored ones too); return the sha.
 
         No hook runs and the earlier index is not used: other files of the worktree stay out. The commit may be empty.
+        If a prune of another process removes its objects before the branch names them, they are written once more.
         """
         for path in paths:
             if path.startswith("/") or {"..", ".git"} & set(PurePosixPath(path).parts):
@@ -124,10 +132,24 @@ class GitWriter(GitReader):
         literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
         with repository_lock(self.common) as lock:
             head = self.head_sha(worktree)
-            self._git("read-tree", "HEAD", worktree=worktree, lock=lock)
-            self._git("add", "-A", "-f", "--", *literal, worktree=worktree, lock=lock)
-            tree = self._line("write-tree", worktree=worktree, lock=lock)
-            return self._advance(worktree, tree, [head], message, trailers, lock)
+            try:
+                return self._commit_paths(worktree, literal, head, message, trailers, lock)
+            except PrunedObjectError:  # raised before the branch was moved
+                return self._commit_paths(worktree, literal, head, message, trailers, lock)
+
+    def _commit_paths(
+        self,
+        worktree: Path,
+        paths: Sequence[str],
+        head: str,
+        message: str,
+        trailers: Mapping[str, str] | None,
+        lock: int,
+    ) -> str:
+        self._git("read-tree", "--end-of-options", head, worktree=worktree, lock=lock)
+        self._git("add", "-A", "-f", "--", *paths, worktree=worktree, lock=lock)
+        tree = self._line("write-tree", worktree=worktree, lock=lock)
+        return self._advance(worktree, tree, [head], message, trailers, lock)
 
     def commit_all(self, message: str) -> str:
         """Commit everything in the main work tree that is not ignored; return the sha."""

@@ -374,6 +374,14 @@ def test_missing_verified_commit_pauses() -> None:
     assert kinds(plan_recovery(state(*VERIFIED, **found))) == ["pause"]
 
 
+@pytest.mark.parametrize("name", [branch(1), quarantine_branch_of(branch(1))])
+def test_missing_commit_of_an_unfinished_round_pauses(name: str) -> None:
+    tip = BranchTip(sha("code 1"))
+    actions = plan_recovery(state(*LINES, branches={name: tip}, missing=frozenset({tip.sha})))
+    assert [(action.kind, action.branch) for action in actions] == [("pause", name)]
+    assert f"git update-ref -d refs/heads/{name}" in (actions[0].hint or "")
+
+
 def test_missing_pin_is_created() -> None:
     actions = plan_recovery(state(*VERIFIED, **(recorded(1) | {"pins": {}})))
     assert [(action.kind, action.branch, action.sha) for action in actions] == [

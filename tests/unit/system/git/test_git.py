@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from autoqec.errors import StorageError, UsageError
 from autoqec.system.git import GitError, MergeConflictError, RefUpdate, Repo
 from autoqec.system.git.lock import repository_lock
+from autoqec.system.git.parsing import PrunedObjectError
 from autoqec.system.git.read import git_error
 
 BRANCH = "exp/20260101-000000/01-wider"
@@ -558,6 +559,7 @@ DIE = """
 import os, sys
 from pathlib import Path
 from autoqec.system.git.lock import repository_lock
+from autoqec.system.git.parsing import PrunedObjectError
 from autoqec.system.git.read import git_error
 common = Path(sys.argv[1])
 with repository_lock(common):
@@ -744,5 +746,35 @@ def test_object_that_a_prune_removes_while_a_tree_is_written_gets_a_hint(repo: R
     done = subprocess.run(["git", "write-tree"], cwd=repo.root, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     error = git_error(["write-tree"], done.stderr, repo.common)
-    assert type(error) is GitError
+    assert isinstance(error, PrunedObjectError)
     assert "git prune" in (error.hint or "")
+
+
+@pytest.mark.parametrize("step", ["add", "write-tree", "commit-tree"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_commit_is_repeated_once_after_a_prune_of_another_process(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch, step: str, times: int
+) -> None:
+    """Objects that no ref names yet are removed after a step of the commit, as `git prune --expire=now` does."""
+    path, before = grow(repo, 1, base="x")
+    (path / "new.txt").write_text("an object that nothing refers to yet")
+    known, run, left = set(repo.common.glob("objects/*/*")), repo._run, [times]
+
+    def pruned(arguments: Sequence[str], **more: Any) -> tuple[int, bytes, str]:
+        done = run(arguments, **more)
+        if arguments[0] == step and left[0]:
+            left[0] -= 1
+            for written in set(repo.common.glob("objects/*/*")) - known:
+                written.unlink()
+        return done
+
+    monkeypatch.setattr(repo, "_run", pruned)
+    if times == 2:
+        with pytest.raises(PrunedObjectError) as failed:
+            repo.commit(path, ["new.txt"], "round 1", {"Attempt": "a"})
+        assert "git prune" in (failed.value.hint or "") and repo.head_sha(path) == before
+        return
+    sha = repo.commit(path, ["new.txt"], "round 1", {"Attempt": "a"})
+    assert repo.head_sha(path) == sha and repo.commit_info(sha).parents == (before,)
+    assert git(repo.root, "show", f"{sha}:new.txt").startswith("an object")
+    assert git(repo.root, "fsck", "--no-dangling") == ""
