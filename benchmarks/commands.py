@@ -1,18 +1,22 @@
 """What the commands that read a whole run cost at 2,000 rounds: part of `make bench`.
 
-`python -m benchmarks.commands`. Each command runs in a process of its own; the figures are CPU seconds of that process
-and of the git processes that it starts, which a loaded machine reports, too.
+`python -m benchmarks.commands`, or for some of them `--only COMMAND`. Each command runs in a process of its own; the
+figures are CPU seconds of that process and of the git processes that it starts, which a loaded machine reports, too.
+The bytecode of the package is compiled before, as by an installation.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +32,17 @@ from benchmarks.table import Row, record
 from tests.crash import canned, driver
 
 SUITE = "commands at 2,000 rounds"
-REPEATS = 3
+REPEATS = 5
 ROUNDS = 2_000
 STEPS = 500  # lines of a train.log
 AIMS = {"show": 1.0, "report": 3.0, "reconcile": 1.0, "review-log": None}
 
 
-def rows() -> list[Row]:
+def rows(commands: Sequence[str]) -> list[Row]:
     """One row per command."""
     with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as directory:
         small, large = (make_run(Path(directory) / str(size), size) for size in (ROUNDS // 10, ROUNDS))
-        return [_row(command, aim, small, large) for command, aim in AIMS.items()]
+        return [_row(command, AIMS[command], small, large) for command in commands]
 
 
 def make_run(place: Path, size: int) -> RunLayout:
@@ -70,6 +74,7 @@ def _measured(number: int) -> dict[str, Any]:
 
 
 def _row(command: str, aim: float | None, small: RunLayout, large: RunLayout) -> Row:
+    cpu_s(command, small)  # compiles
     seconds, fewer = (statistics.median(cpu_s(command, layout) for _ in range(REPEATS)) for layout in (large, small))
     target = f"; aim: <= {aim:g} s" if aim is not None else "; aim: at most linear"
     return Row(
@@ -84,15 +89,19 @@ def cpu_s(command: str, layout: RunLayout) -> float:
     """CPU seconds of one `autoqec COMMAND RUN`, in a process of its own with those that it starts."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     argv = [sys.executable, "-m", "autoqec.cli", command, layout.run_id]
-    subprocess.run(argv, cwd=layout.repo_root, check=True, capture_output=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(layout.repo_root.parent / "bytecode")
+    subprocess.run(argv, cwd=layout.repo_root, check=True, capture_output=True, env=env)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
 
 
 def main() -> None:
     canned.install()
-    found = rows()
-    record(SUITE, found)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=[*AIMS], help="measure only this command; repeatable")
+    found = rows(parser.parse_args().only or [*AIMS])
+    record(SUITE, found, replace_suite=False)
     for row in found:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
 

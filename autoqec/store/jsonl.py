@@ -6,7 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,17 +35,17 @@ class Chain:
     sha256: str = NO_LINE
     begun: bool = False
 
-    def follow(self, line: bytes, value: dict[str, Any], location: str) -> Chain:
+    def follow(self, line: bytes, value: dict[str, Any]) -> Chain:
         """Return the chain after one more line; remove its keys from `value`. Raises ContractError if it is broken."""
         found = {key: value.pop(key) for key in (CHAIN_KEY, LINE_KEY) if key in value}
         if found or self.begun:
             own = hashlib.sha256(line[: -len(_LINE_SUFFIX)]).hexdigest()
             for key, of, expected in ((CHAIN_KEY, "the previous line", self.sha256), (LINE_KEY, "this line", own)):
                 if key not in found:
-                    raise ContractError(f"the hash chain is broken: `{key}` is missing", location=location)
+                    raise ContractError(f"the hash chain is broken: `{key}` is missing")
                 if found[key] != expected:
                     message = f"`{key}` is {found[key]}, but the hash of {of} is {expected}"
-                    raise ContractError(f"the hash chain is broken: {message}", location=location)
+                    raise ContractError(f"the hash chain is broken: {message}")
         return Chain(hashlib.sha256(line).hexdigest(), self.begun or bool(found))
 
 
@@ -99,22 +100,38 @@ def read(path: Path | str) -> list[dict[str, Any]]:
 
 def read_since(path: Path | str, start: int, lines: int) -> tuple[list[dict[str, Any]], int]:
     """Return the lines from byte `start`, which follows `lines` complete lines, and the byte at which they end."""
-    found, end = _whole_lines(Path(path), start, lines)
-    return [_parse(line, location) for line, location in found], end
+    found, end = _whole_lines(Path(path), start)
+    values: list[dict[str, Any]] = []
+    with _location_of_next(path, lines, values):
+        for line in found:
+            values.append(_parse(line))
+    return values, end
 
 
 def read_chained(path: Path | str, start: int, lines: int, chain: Chain) -> tuple[list[dict[str, Any]], int, Chain]:
     """Return the lines as `read_since` and the state of the hash chain after them, given its state before them."""
-    found, end = _whole_lines(Path(path), start, lines)
-    values = []
-    for line, location in found:
-        values.append(_parse(line, location))
-        chain = chain.follow(line, values[-1], location)
+    found, end = _whole_lines(Path(path), start)
+    values: list[dict[str, Any]] = []
+    with _location_of_next(path, lines, values):
+        for line in found:
+            value = _parse(line)
+            chain = chain.follow(line, value)
+            values.append(value)
     return values, end, chain
 
 
-def _whole_lines(path: Path, start: int, lines: int) -> tuple[list[tuple[bytes, str]], int]:
-    """Return the complete lines from byte `start`, each with its location, and the byte at which they end."""
+@contextmanager
+def _location_of_next(path: Path | str, lines: int, values: list[dict[str, Any]]) -> Iterator[None]:
+    """Add file and line to a ContractError about the line that follows `lines` lines and `values`."""
+    try:
+        yield
+    except ContractError as error:
+        error.location = f"{path}:{lines + len(values) + 1}"
+        raise
+
+
+def _whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
+    """Return the complete lines from byte `start`, and the byte at which they end."""
     try:
         if not path.is_file() and path.exists():  # a FIFO would block, a device may never end
             raise UsageError("is not a regular file", location=str(path), hint=f"ls -l {path}")
@@ -126,13 +143,12 @@ def _whole_lines(path: Path, start: int, lines: int) -> tuple[list[tuple[bytes, 
     except OSError as error:
         raise StorageError(f"could not be read: {error.strerror}", location=str(path)) from error
     complete = data[: len(data) - len(_torn_tail(data))]
-    numbered = enumerate(complete.split(b"\n")[:-1], start=lines + 1)
-    return [(line, f"{path}:{number}") for number, line in numbered], start + len(complete)
+    return complete.split(b"\n")[:-1], start + len(complete)
 
 
 def line_hashes(path: Path | str) -> list[str]:
     """Return the SHA-256 of every complete line, without its newline; [] if the file does not exist."""
-    return [hashlib.sha256(line).hexdigest() for line, _ in _whole_lines(Path(path), 0, 0)[0]]
+    return [hashlib.sha256(line).hexdigest() for line in _whole_lines(Path(path), 0)[0]]
 
 
 def last_hash(path: Path | str) -> str:
@@ -226,13 +242,13 @@ def _torn_tail(data: bytes) -> bytes:
     return last if not last.endswith(b"\n") or b"\0" in last else b""
 
 
-def _parse(line: bytes, location: str) -> dict[str, Any]:
+def _parse(line: bytes) -> dict[str, Any]:
     try:
         value = _DECODER.decode(line.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
-        raise ContractError(f"the line is damaged: {error}", location=location) from error
+        raise ContractError(f"the line is damaged: {error}") from error
     if not isinstance(value, dict):
-        raise ContractError("the line is not a JSON object", location=location)
+        raise ContractError("the line is not a JSON object")
     return value
 
 
