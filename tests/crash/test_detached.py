@@ -139,6 +139,14 @@ def test_refused_options_write_nothing(
     assert not (workspace_of_user.root / "runs").exists() and fake.jobs() == {}
 
 
+def test_dry_run_shows_the_jobs_and_queues_none(workspace_of_user: Workspace, fake: Cluster) -> None:
+    words = (*DETACH, "--slurm", "account=ours", "--slurm", "gpus=1", "--dry-run", "--json")
+    shown = workspace_of_user.autoqec("run", "env.yaml", "--profile", "smoke", *words, **fake.env)
+    assert shown.code == 0, shown.err
+    assert shown.objects[-1]["detached"] == {"time": "60", "cpus": "1", "mem": "1G", "account": "ours"}
+    assert "detached  time=60" in shown.err and fake.jobs() == {}
+
+
 @pytest.fixture
 def workspace_of_user(tmp_path: Path) -> Workspace:
     return made_workspace(tmp_path)
