@@ -32,7 +32,7 @@ class MlpConfig(Contract):
 
 
 class GnnConfig(Contract):
-    """Message passing on the matching graph: detectors are nodes, edges carry the outputs."""
+    """Message passing on the decoding graph: detectors are nodes, edges carry the outputs."""
 
     inputs: Literal["other_sector", "all"] = Field(
         default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"

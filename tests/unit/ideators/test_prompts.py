@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autoqec.contracts.answers import IdeatorAnswer
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import BASELINES, EnvSpec
 from autoqec.ideators import prompts
@@ -69,3 +70,8 @@ def test_coder_prompt_is_true_with_and_without_open_modules(
 def test_every_baseline_of_an_env_has_a_description() -> None:
     assert set(BASELINES) <= set(prompts.BASELINES)
     assert prompts.describe_baselines(["sinter:a:b:c"]) == "sinter:a:b:c (external decoder)"
+
+
+def test_schema_of_the_answer_describes_the_gnn_for_every_env() -> None:
+    schema = IdeatorAnswer.model_json_schema()
+    assert "matching" not in schema["$defs"]["GnnConfig"]["description"]
