@@ -21,7 +21,7 @@ LOGGER = logging.getLogger("autoqec.llm")
 class PaidAnswers:
     """The recorded answers of attempts that ended before a round was planned.
 
-    They serve one attempt, the first that asks. The n-th call with a fingerprint gets the n-th answer.
+    They serve one later attempt, the first that asks. The n-th call with a fingerprint gets the n-th answer.
 
     Args:
         cassette: cassette.jsonl of the run.
@@ -30,6 +30,7 @@ class PaidAnswers:
 
     def __init__(self, cassette: Path, attempts: Collection[str]) -> None:
         self.location = str(cassette)
+        self._attempts = frozenset(attempts)
         self._served_attempt: str | None = None
         self._rows: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
         for row in jsonl.read(cassette) if attempts else []:
@@ -39,6 +40,8 @@ class PaidAnswers:
     def take(self, key: str) -> dict[str, Any] | None:
         """Return the next unused answer to the request with this fingerprint; None if there is none."""
         attempt = current_booking().get("round_attempt_id")
+        if attempt is None or attempt in self._attempts:
+            return None
         if self._served_attempt is None:
             self._served_attempt = attempt
         rows = self._rows.get(key)
