@@ -14,6 +14,8 @@ from autoqec.ideators.analyst import describe_measurement
 from autoqec.reporting.text import code_span, markdown, member_line
 from autoqec.store.run_state import Draft, RoundState, RunState, Totals
 
+_VERDICTS = get_args(Verdict)
+
 
 def candidate(row: HistoryRow) -> dict[str, Any]:
     """Return the entry of candidate_pareto.json for a nominated round that is not verified."""
@@ -62,9 +64,9 @@ def section(row: HistoryRow, state: RunState | Draft) -> str:
         ("Hypothesis", f"{_clause(row.hypothesis)}. Forked from {origin}."),
         ("Result", measured if row.status == "ok" else _without_result(row)),
         ("Times", f"{row.timing.describe()}." if row.started_at is not None else ""),
-        ("Verification", _verification(row.verification) if row.verification else ""),
+        ("Verification", _verification(found) if (found := row.verification) else ""),
         ("Family", _family(row)),
-        ("Meaning", _meaning(row)),
+        ("Meaning", _meaning(row, found)),
         ("Analyst (opinion)", f"“{opinion}”" if (opinion := _opinion(row, measured)) else ""),
         ("Next hypothesis", f"{_clause(row.next_hypothesis_seed)}." if row.next_hypothesis_seed else ""),
         ("So far", _so_far(state.totals, state.rounds)),
@@ -75,7 +77,7 @@ def section(row: HistoryRow, state: RunState | Draft) -> str:
 def _so_far(totals: Totals, rounds: Mapping[str, RoundState]) -> str:
     """Return the state of the run when a row was written."""
     ended = totals.ended
-    verdicts = [f"{totals.verdicts[name]} {name}" for name in get_args(Verdict) if totals.verdicts.get(name)]
+    verdicts = [f"{totals.verdicts[name]} {name}" for name in _VERDICTS if totals.verdicts.get(name)]
     parts = [f"{ended} round{'s' * (ended != 1)} finished, {totals.nominated} nominated"]
     parts[0] += f"; verdicts: {', '.join(verdicts)}." if verdicts else "."
     failed = [(status, number) for status, number in sorted(totals.failed.items()) if number]
@@ -86,7 +88,7 @@ def _so_far(totals: Totals, rounds: Mapping[str, RoundState]) -> str:
     if totals.best is None:
         return " ".join([*parts, "No decoder is verified yet."])
     best = rounds[totals.best.round_attempt_id].row
-    gain = f", {_gain(best.verification)}" if best.verification else ""
+    gain = f", {_gain(found)}" if (found := best.verification) else ""
     return " ".join([*parts, f"Best verified: round {best.round} (`{code_span(totals.best.branch)}`){gain}."])
 
 
@@ -169,10 +171,9 @@ _VERDICT_MEANINGS = {
 }
 
 
-def _meaning(row: HistoryRow) -> str:
+def _meaning(row: HistoryRow, found: Verification | None) -> str:
     if row.status != "ok":
         return _STATUS_MEANINGS.get(row.status, "No decoder was produced, so nothing was learned about the hypothesis.")
-    found = row.verification
     if found is None:
         if row.verdict == "candidate":
             return "It was nominated but not verified."
