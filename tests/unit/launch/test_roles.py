@@ -218,6 +218,7 @@ def test_trained_analyst_nominates_or_falls_back_to_the_interval(run: Run, check
     event_kinds: list[str] = []
     view = measured(tmp_path)
     for reply, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
+        run.layout.cassette.unlink(missing_ok=True)  # without it the first answer would be used again
         (tmp_path / "analyst.jsonl").write_text(json.dumps({"when": "verdict of the verifier", "say": reply}) + "\n")
         choice = RoleOptions("hybrid", model=f"scripted:{tmp_path / 'analyst.jsonl'}", analyst_memory=checkpoint)
         roles, _ = build_roles(choice, run, lambda event: event_kinds.append(f"{event.kind} {event.payload()['role']}"))
