@@ -171,6 +171,12 @@ def test_verified_round_is_listed_by_run_and_number(
     shots = sample(prob, SHOTS, 9)
     predictions = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
     assert 0 < (predictions[:, :1].astype(bool) != shots.observables).sum() < 0.5 * shots.observables.sum()
+    path = workspace.root / "runs" / run / "round_1" / "checkpoint.pt"
+    content = path.read_bytes()
+    path.write_bytes(content + b"\0")
+    with pytest.raises(UsageError, match="hash differs"):
+        decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)
+    path.write_bytes(content)
     own_code(workspace, run)
     with pytest.raises(UsageError, match="custom code.*decode.*--trust-code"):
         decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)

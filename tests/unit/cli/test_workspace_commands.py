@@ -12,6 +12,7 @@ import autoqec
 from autoqec.cli.assistant_files import installed_command, render
 from autoqec.cli.commands import doctor
 from autoqec.qec import weighted_mwpm
+from autoqec.system import sandbox
 from tests.conftest import Workspace
 from tests.support.clusters import fake_slurm
 from tests.support.shown import check_error
@@ -68,6 +69,14 @@ def test_doctor_warns_about_missing_or_outdated_c_matcher(monkeypatch: pytest.Mo
     monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: None)
     (found,) = doctor._matching()
     assert found.state == "warning" and "slower" in found.found and "C compiler" in (found.hint or "")
+
+
+@pytest.mark.parametrize(("uid", "warned"), [(0, True), (1000, False)])
+def test_doctor_warns_about_root_under_landlock(uid: int, warned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "probe", lambda: "landlock")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    (found,) = doctor._sandbox()
+    assert found.state == "warning" and ("run as another user" in found.found) is warned
 
 
 def test_doctor_reports_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

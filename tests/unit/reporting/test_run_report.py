@@ -8,7 +8,9 @@ from rich.console import Console
 
 from autoqec.reporting import html, run_report
 from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE
-from autoqec.reporting.summary import print_summary
+from autoqec.reporting.summary import front_table, print_summary
+from autoqec.reporting.text import count
+from autoqec.verification.report import render
 from tests.support import runs
 
 
@@ -33,6 +35,29 @@ def test_suspicious_of_version_1_is_shown_as_inconclusive_with_explanation(
     shown = console.export_text()
     for text in (page, shown):
         assert outcome in text and (LEGACY_VERDICT_NOTE in text) is (version is None)
+
+
+@pytest.mark.parametrize(
+    ("counted_by", "mark", "words"), [("candidate sandbox", "≥ ", "at least "), ("baseline compiler", "", "")]
+)
+def test_counts_of_branch_code_are_shown_as_lower_bounds(
+    tmp_path: Path, counted_by: str, mark: str, words: str
+) -> None:
+    layout = runs.make_run(
+        tmp_path / "workspace", 2, artifacts=False, change=lambda row: row | {"cost_counted_by": counted_by}
+    )
+    report = run_report.load(layout)
+    (entry, *_) = report.front
+    console = Console(record=True, width=200)
+    console.print(front_table(report))
+    pareto = report.state.verified[entry.key]
+    shown = console.export_text()
+    assert f"{mark}{count(pareto.n_params)}" in shown and ("≥" in shown) is bool(mark)
+    verification = runs.report_of(entry.row.dump())
+    assert verification.cost is not None
+    cost = verification.cost.model_copy(update={"counted_by": counted_by})
+    text = render(verification.model_copy(update={"cost": cost}))
+    assert f"{words}{cost.n_params} parameters" in text and ("at least 341000" in text) is bool(words)
 
 
 def test_report_has_details_only_on_a_page(tmp_path: Path) -> None:
