@@ -106,7 +106,7 @@ def _detailed(n_rounds: int, room: int) -> tuple[int, int]:
     Both are functions of the last step, so that the blocks stay the same between two steps.
     """
     start = n_rounds - n_rounds % STEP
-    for kept in range(start, 0, -STEP):
+    for kept in range(start, 0, -STEP) or (0,):  # nothing precedes the first rounds
         left = room - (_most_detailed(n_rounds, start - kept) + 1) * MAX_ROUND_CHARS
         if left >= (start - kept) * GOOD_LINE_CHARS:
             return start - kept, MAX_ROUND_CHARS

@@ -72,6 +72,14 @@ def test_newest_and_best_rounds_stay_detailed() -> None:
     assert sum(map(len, given)) <= view_budget.CONTEXT_CHARS and record(rows).count("expected:") == len(given) - 1
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_first_rounds_have_the_length_of_detailed_ones(count: int) -> None:
+    reasons = [f"reason {number} {'why ' * 60}" for number in range(2)]
+    texts = {"hypothesis": "long " * 80, "summary_1line": "long " * 80, "next_hypothesis_seed": "long " * 80}
+    last = blocks([row(number, verify_reasons=reasons, **texts) for number in range(1, count + 1)])[-1]
+    assert "reason 1" in last and run_record.SHORT_ROUND_CHARS < len(last) <= run_record.MAX_ROUND_CHARS
+
+
 def test_blocks_of_a_round_begin_with_those_of_the_round_before() -> None:
     """Except where `STEP` rounds leave the detailed part together."""
     rows = [row(number, verify_verdict="VERIFIED", delta_vs_baseline_holdout=1e-3 * number) for number in range(1, 60)]
