@@ -30,3 +30,4 @@ class Lesson(Contract):
     text: Line = Field(description="what was learned")
     cites: tuple[Citation, ...] = Field(min_length=1, max_length=6, description="figures that it rests on")
     replaces: tuple[int, ...] = Field(default=(), description="lessons that this one contains, which are dropped")
+    attempt: str | None = Field(default=None, description="id of the attempt that wrote it")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,22 @@ class Notebook:
 
     Args:
         path: notebook.jsonl.
+        attempt: Returns the id of the current attempt.
+        interrupted: Ids of the attempts whose answers are used again.
+        is_repeated: Returns whether the latest answer is one of these. Its lessons get the result that they had then,
+            so that the next request is the one that was answered.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        attempt: Callable[[], str | None] = lambda: None,
+        interrupted: Collection[str] = (),
+        is_repeated: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._path, self._attempt = path, attempt
+        self._interrupted, self._is_repeated = frozenset(interrupted), is_repeated
+        self._n_repeated = 0  # lines of the interrupted attempts that were written again
 
     def lessons(self) -> list[Lesson]:
         """Return the current lessons, oldest first."""
@@ -56,7 +68,9 @@ class Notebook:
         Raises:
             ContractError: A figure is not that of the history, or the notebook is full.
         """
-        lessons, text = self.lessons(), sanitize(text, MAX_LESSON_CHARS)
+        lines, text = read_lines(self._path), sanitize(text, MAX_LESSON_CHARS)
+        earlier = self._earlier(lines)
+        lessons = _current(earlier)
         known = {lesson.id for lesson in lessons}
         same = [one for one in lessons if one.text == text and one.cites == tuple(cites)]
         if same:
@@ -69,10 +83,24 @@ class Notebook:
                 hint="merge: name in `replaces` the lessons that this one contains",
             )  # fmt: skip
         check_figures(text, cites, {row["round"]: row for row in history})
-        number = 1 + max((line.id for line in read_lines(self._path)), default=0)
-        lesson = Lesson(id=number, text=text, cites=tuple(cites), replaces=tuple(replaces))
+        lesson = Lesson(
+            id=1 + max((line.id for line in lines), default=0), text=text, cites=tuple(cites), replaces=tuple(replaces),
+            attempt=self._attempt(),
+        )  # fmt: skip
+        if len(earlier) < len(lines):
+            written = lines[len(earlier)]
+            if lesson == written.model_copy(update={"id": lesson.id, "attempt": lesson.attempt}):
+                self._n_repeated += 1
+                return written
         jsonl.append(self._path, lesson.dump())
         return lesson
+
+    def _earlier(self, lines: list[Lesson]) -> list[Lesson]:
+        """Return the lines that the file had when the latest answer was used for the first time."""
+        if not self._is_repeated():
+            return lines
+        first = next((at for at, line in enumerate(lines) if line.attempt in self._interrupted), len(lines))
+        return lines[: first + self._n_repeated]
 
 
 def read_lines(path: Path) -> list[Lesson]:
@@ -84,7 +112,10 @@ def read_lines(path: Path) -> list[Lesson]:
 
 def current_lessons(path: Path) -> list[Lesson]:
     """Return the lessons that no later one replaces."""
-    lines = read_lines(path)
+    return _current(read_lines(path))
+
+
+def _current(lines: Sequence[Lesson]) -> list[Lesson]:
     replaced = {number for line in lines for number in line.replaces}
     return [line for line in lines if line.id not in replaced]
 

@@ -63,7 +63,7 @@ class LlmRoles:
         tokens = None if choice.max_tokens is None else int(choice.max_tokens)
         self._ledger: Ledger = Ledger(layout.ledger, max_usd=choice.max_usd, max_tokens=tokens)
         interrupted = _interrupted_attempts(run) if choice.cassette is None else ()
-        answers = PaidAnswers(layout.cassette, interrupted)
+        self._answers = answers = PaidAnswers(layout.cassette, interrupted)
         if choice.cassette is None:  # the ids of a replayed cassette are those of another run
             settle_recorded_calls(self._ledger, layout.cassette)
         clients = {
@@ -99,7 +99,12 @@ class LlmRoles:
             code_of=self.trials.code_of if code_may_change else None,
             read_modules=self.trials.modules_of,
             screen=self.trials.screen,
-            notebook=Notebook(self._run.layout.notebook),
+            notebook=Notebook(
+                self._run.layout.notebook,
+                attempt=lambda: self._latest_attempt().round_attempt_id,
+                interrupted=self._answers.attempts,
+                is_repeated=lambda: self._answers.served_last,
+            ),
             on_turn=self._keep_turn,
         )
         return self._with_ledger("ideator", self._with_run_memory(role))

@@ -26,11 +26,15 @@ class PaidAnswers:
     Args:
         cassette: cassette.jsonl of the run.
         attempts: Ids of these attempts.
+
+    Attributes:
+        attempts: Ids of these attempts.
+        served_last: Whether the latest call got one of the answers.
     """
 
     def __init__(self, cassette: Path, attempts: Collection[str]) -> None:
-        self.location = str(cassette)
-        self._attempts = frozenset(attempts)
+        self.location, self.served_last = str(cassette), False
+        self.attempts = frozenset(attempts)
         self._served_attempt: str | None = None
         self._rows: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
         for row in jsonl.read(cassette) if attempts else []:
@@ -39,8 +43,13 @@ class PaidAnswers:
 
     def take(self, key: str) -> dict[str, Any] | None:
         """Return the next unused answer to the request with this fingerprint; None if there is none."""
+        row = self._next(key)
+        self.served_last = row is not None
+        return row
+
+    def _next(self, key: str) -> dict[str, Any] | None:
         attempt = current_booking().get("round_attempt_id")
-        if attempt is None or attempt in self._attempts:
+        if attempt is None or attempt in self.attempts:
             return None
         if self._served_attempt is None:
             self._served_attempt = attempt

@@ -10,7 +10,9 @@ from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import Event, LlmCalled, ignore
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import CoderResponse, IdeatorResponse
+from autoqec.contracts.notebook import Citation
 from autoqec.contracts.views import IdeatorView
+from autoqec.ideators.notebook import MAX_LESSONS, Notebook
 from autoqec.launch.role_options import RoleOptions
 from autoqec.launch.roles import build_roles
 from autoqec.llm.ledger import Ledger
@@ -105,6 +107,40 @@ def test_conversation_continues_where_it_was_interrupted(run: Run, served: Messa
     assert again == first and len(jsonl.read(run.layout.notebook)) == 1
     ideas = [body["messages"] for body in served.requests if "You are the Ideator" in str(body["system"])]
     assert len(ideas) == 5 and len(ideas[4]) == len(ideas[3]) > 1, "only the last call of the conversation"
+
+
+def repeated_notes(run: Run, served: MessagesServer, notes: list[dict[str, Any]]) -> list[Any]:
+    """Write lessons in an attempt that dies at its last call, resume, and return the results of both attempts."""
+    served.script(*(use_tool("write_lesson", note) for note in notes), say_json(IDEA))
+    assert build_roles(CHOICE, run, ignore)[0].ideator(view(run)) is not None
+    book, calls = run.layout.notebook.read_bytes(), len(served.requests)
+    run.layout.cassette.write_bytes(b"".join(run.layout.cassette.read_bytes().splitlines(keepends=True)[:-1]))
+    served.script(say_json(IDEA), answer({"system": "You are the Coder"}))
+    assert resumed(run, 2)[0] is not None
+    ideas = [body["messages"] for body in served.requests if "You are the Ideator" in str(body["system"])]
+    assert len(ideas) == calls + 1, "one call was not answered before"
+    assert run.layout.notebook.read_bytes() == book
+    return [[turn["content"] for turn in messages[2::2]] for messages in ideas[-2:]]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_merged_lessons_have_the_same_result_again(run: Run, served: MessagesServer, is_full: bool) -> None:
+    """Also a lesson that the full notebook refused before others were merged."""
+    other = {**GNN, "gnn": {**GNN["gnn"], "hidden": 12}}
+    run.layout.round(1).dir.mkdir()
+    run.memory.append_round(rounds.row(1, dsl_config=other, n_params=4000))
+    cites = [{"round": 1, "figure": "n_params", "value": 4000}]
+    for number in range(MAX_LESSONS if is_full else 0):
+        Notebook(run.layout.notebook).add(
+            f"earlier {number}", [Citation.read(cites[0], location="")], view(run).history
+        )
+    run.memory.history.append_attempt(Begun(round_attempt_id="attempt-2", round=2))
+    first = {"text": "11 units train", "cites": cites}
+    merged = {"text": "11 units train well", "cites": cites, "replaces": [1, 2, 3] if is_full else [1]}
+    notes = [first, merged, first] if is_full else [first, merged, first, {**merged, "text": "nothing else"}]
+    before, after = repeated_notes(run, served, notes)
+    assert before == after and len(before) == len(notes)
+    assert ("the notebook holds" in str(before[0])) == is_full
 
 
 def test_recorded_answer_settles_the_call_that_the_ledger_did_not_see(run: Run, served: MessagesServer) -> None:
