@@ -102,6 +102,7 @@ def _check_new_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
             run_options.root,
             run_options.profile,
             secret_file=run_options.secret_file,
+            trained_here=run_options.cluster is None,
             on_event=view,
         )
     out.say(f"env       {start.env.name} ({run_options.env})")
@@ -113,7 +114,12 @@ def _check_new_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
 def _check_resumed_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
     """Check what a resume checks: repository, run directory, lock, and what recovery would do."""
     assert run_options.layout is not None
-    start = loop.check_resume(run_options.layout.run_id, run_options.root, run_options.recorded)
+    start = loop.check_resume(
+        run_options.layout.run_id,
+        run_options.root,
+        run_options.recorded,
+        trained_here=run_options.cluster is None,
+    )
     run_lock.require_unlocked(start.layout.root)
     actions = [action.describe() for action in reconcile(start.layout, start.repo, dry_run=True)]
     out.say(f"resume    {start.info.run_id}")

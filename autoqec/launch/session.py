@@ -106,6 +106,7 @@ def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comman
             options.root,
             roles=roles,
             threads=options.round_threads,
+            trained_here=options.cluster is None,
             on_event=on_event,
             recorded=options.recorded,
         )
@@ -126,6 +127,7 @@ def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comman
         secret_file=options.secret_file,
         roles=roles,
         threads=options.round_threads,
+        trained_here=options.cluster is None,
         pins=options.pins,
         command_line=tuple(command_line),
         settings=options.settings,

@@ -140,6 +140,7 @@ def start_run(
     secret_file: Path | str | None = None,
     roles: Roles | RolesFactory | None = None,
     threads: int = 1,
+    trained_here: bool = True,
     pins: Pins | None = None,
     settings: RunSettings | None = None,
     scale: float = 1.0,
@@ -157,6 +158,7 @@ def start_run(
         secret_file: File with the verifier's secret, for tests and replays; by default 32 random bytes.
         roles: The roles, or a function that builds them for the opened run.
         threads: Threads of each Runner child.
+        trained_here: Whether rounds are trained in the memory of this process, not in jobs of a cluster.
         pins: DSL values that every proposal must have.
         settings: Settings that a resume inherits.
         scale: Factor on the profile's training and verification.
@@ -171,7 +173,9 @@ def start_run(
     """
     validate_pins(pins or {})
     profile_of(profile, scale)
-    start = check_start(env_path, repo, profile, secret_file=secret_file, on_event=on_event)
+    start = check_start(
+        env_path, repo, profile, secret_file=secret_file, trained_here=trained_here, on_event=on_event
+    )
     roles = roles or Roles(search(ideator))
     common: dict[str, Any] = {
         "settings": settings,
@@ -224,6 +228,7 @@ def resume_run(
     *,
     roles: Roles | RolesFactory | None = None,
     threads: int = 1,
+    trained_here: bool = True,
     on_event: OnEvent | None = None,
     recorded: Path | None = None,
 ) -> Run:
@@ -234,6 +239,7 @@ def resume_run(
         repo: A directory of the repository.
         roles: The roles, or a function that builds them; by default those of the ideator in run.json.
         threads: Threads of each Runner child.
+        trained_here: Whether rounds are trained in the memory of this process, not in jobs of a cluster.
         on_event: Receives the events of recovery.
         recorded: Directory of the run's recorded shots, if it has moved or the run was restored from an archive.
 
@@ -245,7 +251,7 @@ def resume_run(
         ManualInterventionRequired: Env, secret, baseline or code have changed since the start of the run, or recovery
             needs a decision of the user.
     """
-    start = check_resume(run_id, repo, recorded)
+    start = check_resume(run_id, repo, recorded, trained_here=trained_here)
     layout, workspace = start.layout, start.repo
     roles = roles or Roles(search(start.info.ideator))
     run = _open(

@@ -57,6 +57,7 @@ def check_start(
     profile: str,
     *,
     secret_file: Path | str | None = None,
+    trained_here: bool = True,
     on_event: OnEvent = ignore,
 ) -> StartCheck:
     """Check everything that a new run needs; write nothing but the progress of long checks to the user's cache.
@@ -66,6 +67,7 @@ def check_start(
         repo: A directory of the repository.
         profile: The name of a profile.
         secret_file: See `secret.new_secret`.
+        trained_here: See `find_network_options`.
         on_event: Receives the progress of reading recorded shots.
 
     Raises:
@@ -81,7 +83,7 @@ def check_start(
     runs_root = runs_dir(workspace.root)
     _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
     secret = new_secret(secret_file)
-    network_options = find_network_options(env, baseline_config, chosen)
+    network_options = find_network_options(env, baseline_config, chosen, trained_here=trained_here)
     recorded = check_recorded(env, Path(env_path).parent, on_event)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
@@ -141,13 +143,16 @@ class ResumeCheck:
     recorded: RecordedShots | None = None
 
 
-def check_resume(run_id: str, repo: Path | str, recorded: Path | None = None) -> ResumeCheck:
+def check_resume(
+    run_id: str, repo: Path | str, recorded: Path | None = None, *, trained_here: bool = True
+) -> ResumeCheck:
     """Check everything that resuming a run needs, except the lock and recovery; write nothing.
 
     Args:
         run_id: The run.
         repo: A directory of the repository.
         recorded: Directory of the run's recorded shots, if it has moved.
+        trained_here: See `find_network_options`.
 
     Raises:
         UsageError: There is no such run, it is closed, its recorded shots are missing, or git or the file system does
@@ -167,7 +172,7 @@ def check_resume(run_id: str, repo: Path | str, recorded: Path | None = None) ->
     notes = _require_unchanged(workspace, layout, info, env_text)
     _require_writable(layout.root)
     config = baseline_config_at(workspace, info.baseline_sha)
-    options = find_network_options(env, config, profile_of(info.profile))
+    options = find_network_options(env, config, profile_of(info.profile), trained_here=trained_here)
     shots = check_resumed(env, layout, recorded)
     return ResumeCheck(workspace, layout, info, env, env_text, config, options, tuple(notes), shots)
 
@@ -220,13 +225,16 @@ class NetworkOptions:
     gate_available: bool
 
 
-def find_network_options(env: EnvSpec, config: dict[str, Any], profile: Profile) -> NetworkOptions:
+def find_network_options(
+    env: EnvSpec, config: dict[str, Any], profile: Profile, *, trained_here: bool = True
+) -> NetworkOptions:
     """Build the decoding problem at every noise point; of a family, also every circuit's network.
 
     Args:
         env: The env.
         config: The config of the baseline; its training needs memory.
         profile: Limits the memory of a round.
+        trained_here: Whether rounds are trained in the memory of this process, not in jobs of a cluster.
 
     Raises:
         UsageError: A circuit cannot be decoded, a round would need more memory than there is, no network is within the
@@ -241,7 +249,7 @@ def find_network_options(env: EnvSpec, config: dict[str, Any], profile: Profile)
 
     external_decoders.require_installed(env)
     training = parse_dsl(config, location=EDITABLE_CONFIG).training
-    RoundMemory.of(env, training, profile).require(f"env `{env.name}`", profile)
+    RoundMemory.of(env, training, profile).require(f"env `{env.name}`", profile, trained_here=trained_here)
     problems = [Problem.from_env(env, p) for p in env.points]
     inputs = "other_sector" if len(problems[0].graph.out_of_sector) else "all"
     require_feasible_limits(env.constraints, problems[0], inputs)

@@ -25,10 +25,12 @@ class RoundMemory:
 
     Attributes:
         run: In the process of the run, for as long as it runs.
+        build: In the process of the run besides, while it builds its models.
         training: In the process that trains.
     """
 
     run: dict[str, int]
+    build: dict[str, int]
     training: dict[str, int]
 
     @classmethod
@@ -49,13 +51,22 @@ class RoundMemory:
         batch = max(_batch_bytes(size, training.batch_size, profile.val_shots) for size in circuits)
         kept = sum(size.kept_bytes for size in circuits)
         run = {f"{MODEL} at every p": sum(size.kept_bytes for size in (*points.values(), *circuits[1:]))}
-        return cls(run, {f"{MODEL} in training": kept + max(0, build - batch), "training batches": batch})
+        return cls(run, {"building them": build}, {f"{MODEL} in training": kept + max(0, build - batch), "training batches": batch})
 
-    def require(self, location: str, profile: Profile) -> None:
-        """Raise UsageError if the machine or the profile's limit has less."""
+    def require(self, location: str, profile: Profile, *, trained_here: bool = True) -> None:
+        """Check that the memory suffices; that of training only against the profile if jobs of a cluster train.
+
+        Args:
+            location: What needs the memory.
+            profile: Limits the memory of a round.
+            trained_here: Whether rounds are trained in the memory of this process.
+
+        Raises:
+            UsageError: This machine or the profile's limit has less.
+        """
         limit = f"that profile `{profile.name}` allows a round"
         require_at_most(self.training, profile.memory_gb * GB, limit, location, HINT)
-        require_bytes(self.run | self.training, location, HINT)
+        require_bytes(self.run | (self.training if trained_here else self.build), location, HINT)
 
 
 def _batch_bytes(size: ModelSize, batch_size: int, val_shots: int) -> int:

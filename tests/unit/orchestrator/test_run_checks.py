@@ -42,6 +42,24 @@ def test_a_machine_with_too_little_memory_is_rejected(monkeypatch: pytest.Monkey
     assert caught.value.location == "env `surface_d5_z`" and "fewer rounds" in str(caught.value.hint)
 
 
+def test_training_in_jobs_needs_no_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with the memory of the run alone passes; the limit of the profile holds for the jobs."""
+    env, dev = surface(3), profile_of("dev")
+    needed = RoundMemory.of(env, TrainingConfig(), dev)
+    own = sum((*needed.run.values(), *needed.build.values()))
+    assert sum(needed.training.values()) > 2 * own
+    monkeypatch.setattr(memory, "available_bytes", lambda: own)
+    assert find_network_options(env, CONFIG, dev, trained_here=False).gate_available
+    with pytest.raises(UsageError, match="GB available"):
+        find_network_options(env, CONFIG, dev)
+    monkeypatch.setattr(memory, "available_bytes", lambda: own - 1)
+    with pytest.raises(UsageError, match="building them .* GB available"):
+        find_network_options(env, CONFIG, dev, trained_here=False)
+    small = dev.model_copy(update={"memory_gb": 0.9 * sum(needed.training.values()) / memory.GB})
+    with pytest.raises(UsageError, match="that profile `dev` allows a round"):
+        find_network_options(env, CONFIG, small, trained_here=False)
+
+
 def test_every_circuit_of_a_family_needs_memory() -> None:
     one, dev = surface(3, rounds=200), profile_of("dev")
     both = surface_family((3, 200), (3, 100), p=(0.01, 0.02))
