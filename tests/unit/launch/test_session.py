@@ -1,0 +1,52 @@
+"""Opening a run for a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import run_cli
+from autoqec.contracts.dsl import TrainingConfig
+from autoqec.contracts.events import ignore
+from autoqec.contracts.profiles import profile_of
+from autoqec.errors import UsageError
+from autoqec.launch.options import RunOptions, complete_options, parse_run_options
+from autoqec.launch.session import open_run
+from autoqec.orchestrator.run import Roles, Run, search
+from autoqec.runner.round_memory import RoundMemory
+from autoqec.store.files import load_env
+from autoqec.system import memory
+from tests.conftest import Workspace
+from tests.support.clusters import fake_slurm
+
+
+def options(env: str | None = None, resume: str | None = None, **named: object) -> RunOptions:
+    return parse_run_options(env, set(named), **complete_options(named, resume=resume))
+
+
+def opened(chosen: RunOptions) -> Run:
+    return open_run(chosen, lambda context: Roles(search("tpe")), ignore, ())
+
+
+def test_rounds_in_jobs_need_no_memory_for_training_here(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume in a job of a detached run has the memory of that job, not of those that train."""
+    monkeypatch.chdir(workspace.root)
+    needed = RoundMemory.of(load_env(Path("env.yaml"))[0], TrainingConfig(), profile_of("smoke"))
+    own = sum((*needed.run.values(), *needed.build.values()))
+    monkeypatch.setattr(memory, "available_bytes", lambda: own)
+    for name, value in fake_slurm(tmp_path / "fake").env.items():
+        monkeypatch.setenv(name, value)
+    local = {"profile": "smoke", "ideator": "tpe", "rounds": 1}
+    with pytest.raises(UsageError, match="GB available"):
+        opened(options("env.yaml", **local))
+    with opened(options("env.yaml", **local, executor="slurm")) as run:
+        run_id = run.layout.run_id
+    opened(options(resume=run_id)).__exit__(None, None, None)
+    assert run_cli(group, ["run", "--resume", run_id, "--dry-run"]) == 0
+    new = ("run", "env.yaml", "--profile", "smoke", "--ideator", "tpe", "--rounds", "1", "--dry-run")
+    assert run_cli(group, [*new, "--executor", "slurm"]) == 0
+    assert run_cli(group, new) == 2
