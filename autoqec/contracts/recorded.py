@@ -62,8 +62,11 @@ class RecordedLayout(Contract):
         return self
 
 
+MAX_SEGMENTS = 1 << 16  # of a file; their digests are kept in memory
+
+
 class RecordedFile(Contract):
-    """One file that was read."""
+    """One file that was read, in at most 65,536 segments."""
 
     path: str = Field(description="relative to the directory")
     bytes: int = Field(ge=0, description="size")
@@ -71,6 +74,15 @@ class RecordedFile(Contract):
     segment_bytes: int | None = Field(
         default=None, ge=1, description="size of the segments that are hashed each; null: the content as a whole"
     )
+
+    @model_validator(mode="after")
+    def _few_segments(self) -> RecordedFile:
+        if self.segment_bytes is not None and self.bytes > MAX_SEGMENTS * self.segment_bytes:
+            raise ValueError(
+                f"`segment_bytes` {self.segment_bytes} divides {self.path!r} into more than {MAX_SEGMENTS} segments; "
+                "write the env again with `autoqec add-env --recorded --force`"
+            )
+        return self
 
 
 class RecordedManifest(Contract):

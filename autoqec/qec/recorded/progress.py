@@ -122,7 +122,7 @@ def hash_file(path: Path, name: str, segment_bytes: int | None, reading: Reading
     """
     total = path.stat().st_size
     saved = f"hash-{hashlib.sha256(f'{name} {segment_bytes}'.encode()).hexdigest()[:16]}"
-    digests = b"" if segment_bytes is None else _bytes(reading.load(saved, [path]).get("digests"))
+    digests = bytearray() if segment_bytes is None else _bytes(reading.load(saved, [path]).get("digests"))
     with path.open("rb") as stream:
         done = len(digests) // DIGEST * (segment_bytes or 0)
         stream.seek(done)
@@ -136,11 +136,12 @@ def hash_file(path: Path, name: str, segment_bytes: int | None, reading: Reading
                 return digest.hexdigest()
             if size == 0:
                 return hashlib.sha256(digests).hexdigest()
-            digests, done = digests + digest.digest(), done + size
+            digests += digest.digest()
+            done += size
             if size >= SMALLEST_SAVED:
                 LOGGER.info("%s: %d MiB hashed", name, done >> 20)
-                reading.save(saved, [path], digests=np.frombuffer(digests, np.uint8))
+                reading.save(saved, [path], digests=np.frombuffer(bytes(digests), np.uint8))
 
 
-def _bytes(array: np.ndarray | None) -> bytes:
-    return b"" if array is None else array.tobytes()
+def _bytes(array: np.ndarray | None) -> bytearray:
+    return bytearray() if array is None else bytearray(array.tobytes())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autoqec.contracts.recorded import RecordedManifest
-from autoqec.errors import UsageError
+from autoqec.errors import ContractError, UsageError
 from autoqec.qec.recorded import check, progress, shots, statistics
 from autoqec.qec.recorded.check import check_blocks
 from autoqec.qec.recorded.env import check_hashes, read_manifest
@@ -21,6 +21,7 @@ from tests.support.envs import problem
 from tests.support.recorded import plain_directory, recorded_env
 
 SEGMENT = 1000
+BLOCK = {"detection_events": "events0.b8", "observables": "flips0.b8"}
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +139,16 @@ def test_manifests_with_hashes_of_whole_files_stay_valid(tmp_path: Path) -> None
         file["sha256"] = hashlib.sha256((tmp_path / "data" / file["path"]).read_bytes()).hexdigest()
     old = RecordedManifest.read(manifest, location="manifest")
     check_hashes(RecordedShots.open(tmp_path / "data"), old, "hint")
+
+
+def test_manifest_with_too_many_segments_is_refused() -> None:
+    """Each segment costs a digest in memory: one per byte of a large file would take hours."""
+    file = {"path": "events0.b8", "bytes": 10**10, "sha256": "0" * 64}
+    manifest = {"directory": "data", "layout": {"model": "a.dem", "blocks": [BLOCK]}, "shots": [1], "files": [file]}
+    RecordedManifest.read(manifest | {"files": [file | {"segment_bytes": 1 << 28}]}, location="manifest")
+    with pytest.raises(ContractError, match=r"`segment_bytes` 1 .*'events0.b8'.* more than 65536 .*add-env") as caught:
+        RecordedManifest.read(manifest | {"files": [file | {"segment_bytes": 1}]}, location="manifest")
+    assert caught.value.location == "manifest"
 
 
 def test_interrupted_check_continues_from_its_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
