@@ -51,7 +51,8 @@ class RoundMemory:
         batch = max(_batch_bytes(size, training.batch_size, profile.val_shots) for size in circuits)
         kept = sum(size.kept_bytes for size in circuits)
         run = {f"{MODEL} at every p": sum(size.kept_bytes for size in (*points.values(), *circuits[1:]))}
-        return cls(run, {"building them": build}, {f"{MODEL} in training": kept + max(0, build - batch), "training batches": batch})
+        train = {f"{MODEL} in training": kept + max(0, build - batch), "training batches": batch}
+        return cls(run, {"building them": build}, train)
 
     def require(self, location: str, profile: Profile, *, trained_here: bool = True) -> None:
         """Check that the memory suffices; that of training only against the profile if jobs of a cluster train.
