@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,12 @@ class SingleShot:
 
     def __init__(self, model: Predecoder, head: list[Layer]) -> None:
         body: Any = model.body
-        self._index = body.index.numpy()
+        self._body, self._index = body, body.index.numpy()
         self._activation = ACTIVATIONS[type(body.act)]
         self._hidden = [_layer(each) for each in body.hidden]
         self._head = head
         self._width = body.first.out_features
-        prior = model.prior.detach()
-        skip = prior.new_zeros(len(self._index), len(prior)) if body.skip is None else body.skip.weight.detach().T
-        columns = torch.cat([body.first.weight.detach().T, skip], dim=1)
-        self._columns = columns.contiguous().numpy()  # of the first layer and of the linear path, by input
-        self._constant = torch.cat([body.first.bias.detach(), prior]).numpy()
+        self._bias, self._prior = body.first.bias.detach().numpy(), model.prior.detach().numpy()
 
     @classmethod
     def of(cls, model: Predecoder) -> SingleShot | None:
@@ -60,19 +57,29 @@ class SingleShot:
             return None  # a custom head
         return cls(model, [_layer(each) for each in linear])
 
+    @cached_property
+    def _columns(self) -> np.ndarray:
+        """Weights of the first layer and of the linear path, if there is one, by input.
+
+        They are copied at the first shot, since most decoders decode batches only.
+        """
+        layers = [self._body.first] if self._body.skip is None else [self._body.first, self._body.skip]
+        return torch.cat([each.weight.detach().T for each in layers], dim=1).contiguous().numpy()
+
     def __call__(self, detection_events: np.ndarray, n_detectors: int) -> np.ndarray:
         """Map bit-packed detection events, uint8 [ceil(n_detectors / 8)], to log-odds, float32 [n_edges]."""
         bits = np.unpackbits(detection_events, count=n_detectors, bitorder="little")
-        first: np.ndarray = self._columns[np.flatnonzero(bits[self._index])].sum(axis=0)
-        first += self._constant
-        hidden = self._activation(torch.from_numpy(first[: self._width]))
+        sums: np.ndarray = self._columns[np.flatnonzero(bits[self._index])].sum(axis=0)
+        first, linear_path = sums[: self._width], sums[self._width :]
+        first += self._bias
+        hidden = self._activation(torch.from_numpy(first))
         for weight, bias in self._hidden:
             hidden = hidden + self._activation(torch.addmv(bias, weight, hidden))
         for weight, bias in self._head[:-1]:
             hidden = torch.relu(torch.addmv(bias, weight, hidden))
         weight, bias = self._head[-1]
         output: np.ndarray = torch.addmv(bias, weight, hidden).numpy()
-        output += first[self._width :]
+        output += linear_path + self._prior if len(linear_path) else self._prior
         return output
 
 

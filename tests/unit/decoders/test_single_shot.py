@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.decoders import overlay
+from autoqec.decoders import checkpoint, overlay
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
@@ -59,6 +59,30 @@ def test_outputs_are_those_of_the_network(changes: dict[str, Any]) -> None:
     assert single is not None and np.ptp(expected, axis=0).min() > 0
     found = np.stack([single(shot, n_detectors) for shot in events])
     assert found.dtype == np.float32 and np.abs(found - expected).max() < FLOAT32
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_weights_are_copied_at_the_first_single_shot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skip: bool
+) -> None:
+    """Batches need no copy; a network without a linear path has no columns for one."""
+    copied: list[tuple[int, ...]] = []
+    concatenate = torch.cat
+
+    def recorded(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor:
+        copied.append(tuple(concatenate(tensors, dim=dim).shape))
+        return concatenate(tensors, dim=dim)
+
+    dsl = parse_dsl({"type": "mlp", "mlp": {"hidden": 8, "skip": skip}})
+    checkpoint.save(tmp_path / "checkpoint.pt", compile_predecoder(dsl, problem(3), seed=1), dsl)
+    decoder = CheckpointDecoder.of(problem(3).env, tmp_path / "checkpoint.pt")
+    events, n_edges = sample(problem(3), 20, 1).detection_events, decoder.problem.graph.n_edges
+    monkeypatch.setattr(torch, "cat", recorded)
+    decoder.log_odds(events)
+    assert not copied
+    for shot in range(3):
+        decoder.log_odds(events[shot : shot + 1])
+    assert [columns for _, columns in copied] == [8 + n_edges * skip]
 
 
 def test_only_dense_networks_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
