@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import RunState, apply_rows
 
 ATTEMPTS_KEY = "attempts_sha256"  # of a row: hash of the last line of attempts.jsonl when the row was written
+_HASH = re.compile(r"[0-9a-f]{64}")
 Parsed = TypeVar("Parsed")
 State = TypeVar("State", RunState, AttemptState)
 
@@ -102,11 +104,21 @@ class History:
         """Return whether attempts.jsonl lost a line that `register_test` wrote, as by cutting off its end.
 
         Rows show this only for lines that were written before them. Runs of earlier versions do not have the file.
+
+        Raises:
+            ManualInterventionRequired: The file that names the line is damaged.
+            StorageError: It cannot be read.
         """
+        path = self.layout.attempts_head
         try:
-            head = atomic.read_bytes(self.layout.attempts_head).decode(errors="replace").strip()
+            head = atomic.read_bytes(path).decode(errors="replace").strip()
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise StorageError(f"could not be read: {error.strerror}", location=str(path)) from error
+        if not _HASH.fullmatch(head):
+            hint = f"restore it from a backup, or delete it if {self.layout.attempts} is complete, then --resume"
+            raise ManualInterventionRequired("is not the hash of a line", location=str(path), hint=hint)
         return head not in jsonl.line_hashes(self.layout.attempts)
 
     def state(self) -> RunState:

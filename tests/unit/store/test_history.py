@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autoqec.contracts.history import AlphaSpent, Begun, HistoryRow, RunInfo
-from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
+from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
 from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -271,6 +273,24 @@ def test_loss_of_a_registered_test_before_its_row_is_noticed(history: History, e
     with pytest.raises(ManualInterventionRequired, match="registered last is gone") as raised:
         history.register_test(test)
     assert "attempts.head" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("content", ["", "a" * 63, "no hash\n", f"{'a' * 64}\n{'b' * 64}\n"])
+def test_damaged_name_of_a_registered_test_is_named(history: History, content: str) -> None:
+    """Not the file of the tests, which is whole."""
+    history.register_test(AlphaSpent(round_attempt_id="id-1", round=1, artifact_sha256="a" * 64, attempt_index=1))
+    history.layout.attempts_head.write_text(content)
+    with pytest.raises(ManualInterventionRequired, match="not the hash of a line") as raised:
+        history.lost_registered_test()
+    assert raised.value.location == str(history.layout.attempts_head) and "delete it if" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)])
+def test_unreadable_name_of_a_registered_test_is_an_error(history: History, put: Callable[[Path], None]) -> None:
+    put(history.layout.attempts_head)
+    with pytest.raises(StorageError, match="could not be read") as raised:
+        history.lost_registered_test()
+    assert raised.value.location == str(history.layout.attempts_head)
 
 
 def test_rows_of_an_earlier_version_name_no_attempts(history: History) -> None:
