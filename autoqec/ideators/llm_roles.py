@@ -25,7 +25,15 @@ from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.llm_role import OnTurn, Role, validated
 from autoqec.ideators.notebook import Notebook, failures_block, lessons_block
 from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round, parent_branches_of
-from autoqec.ideators.research_tools import WRITE_LESSON, ReadModules, ResearchSources, ResearchTools, Screen
+from autoqec.ideators.research_tools import (
+    READ_CODE,
+    READ_ROUND,
+    WRITE_LESSON,
+    ReadModules,
+    ResearchSources,
+    ResearchTools,
+    Screen,
+)
 from autoqec.ideators.run_record import ReadCode, ReadEvidence, format_code, format_run_record
 from autoqec.ideators.view_budget import CONTEXT_CHARS, STATE_CHARS, TURN_CHARS
 from autoqec.ideators.view_text import budget_block, format_ideator_view, format_loss_curves, machine_block, notes_block
@@ -105,20 +113,21 @@ class LlmIdeator(Role):
 
         All of it has at most `MAX_VIEW_CHARS` characters, for a run of any length.
         """
+        tools = self._sources.tools() if self._use_tools else ()
+        texts, files = (tool.name if tool in tools else None for tool in (READ_ROUND, READ_CODE))
         earlier = notes_block(view)
         room = CONTEXT_CHARS - len(earlier) - 1
-        record = format_run_record(view, self._read_evidence, room) if self._read_evidence else ()
+        record = format_run_record(view, self._read_evidence, room, texts) if self._read_evidence else ()
         lessons = self._sources.notebook.lessons() if self._sources.notebook is not None else []
         failures = failures_block(view.history) if self._sources.notebook is not None else ""
         state = format_ideator_view(view, with_rounds=False, limit=STATE_CHARS) if record else format_ideator_view(view)
         room = TURN_CHARS - len(failures) - len(state) - len(_TASK) - 3
-        code = format_code(view, self._read_code, room) if self._read_code is not None else ""
+        code = format_code(view, self._read_code, room, files) if self._read_code is not None else ""
         turn = "\n".join(filter(None, (code, failures, state, _TASK)))
         # Earlier answers wrote the lessons: after a crash, the request has to match the one that was answered.
         aside = [lessons_block(lessons)]
         aside += [machine_block(self._machine())] if self._machine is not None else []
         aside += [budget_block(self._budget_left())] if self._budget_left is not None else []
-        tools = self._sources.tools() if self._use_tools else ()
         system = prompts.ideator_prompt(
             view, code_may_change=self._read_code is not None, keeps_lessons=WRITE_LESSON in tools
         )

@@ -33,7 +33,9 @@ class ShortRound:
     gains: Sequence[PairedEffect]
 
 
-def format_round_lines(rounds: Sequence[ShortRound], names: Mapping[str, int], room: int) -> str:
+def format_round_lines(
+    rounds: Sequence[ShortRound], names: Mapping[str, int], room: int, read_texts: str | None = None
+) -> str:
     """Return one line per round under a header that explains the columns, in at most `room` characters.
 
     The texts of all lines are cut to the same length. If the figures alone are too long, the oldest rounds are left
@@ -43,9 +45,10 @@ def format_round_lines(rounds: Sequence[ShortRound], names: Mapping[str, int], r
         rounds: The rounds, oldest first.
         names: Branch -> round.
         room: Maximum number of characters.
+        read_texts: Tool that returns the texts of a round in full; None: none is offered.
     """
     baselines = list(dict.fromkeys(effect.reference for one in rounds for effect in one.gains))
-    header = _header(baselines)
+    header = _header(baselines, read_texts)
     figures = [_figures(one, dict(names), baselines) for one in rounds]
     room -= len(header) + len("\n(99999 earlier rounds left out)")
     kept, used = 0, 0
@@ -60,13 +63,13 @@ def format_round_lines(rounds: Sequence[ShortRound], names: Mapping[str, int], r
     return "\n".join([header, *note, *lines])
 
 
-def _header(baselines: Iterable[str]) -> str:
+def _header(baselines: Iterable[str], read_texts: str | None) -> str:
     names = ", ".join(sanitize(name, 40) for name in baselines) or "the baselines"
     return (
         f"round (f: forkable) < parents | gain on validation shots x1e-5 [95% interval] fixed/broken, or how "
         f"it ended | gain in % over {names} on fresh shots | parameters/FLOPs | verdict (V verified, I inconclusive, "
-        "S suspicious, F failed, - not tested) | change, keys by their initials | hypothesis > result; texts are cut, "
-        "read_round has them"
+        "S suspicious, F failed, - not tested) | change, keys by their initials | hypothesis > result; texts are cut"
+        + (f", {read_texts} has them" if read_texts else "")
     )
 
 

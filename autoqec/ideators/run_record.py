@@ -28,7 +28,6 @@ MAX_ROUND_CHARS = 1_400  # of a detailed round with its block
 SHORT_ROUND_CHARS = 1_000  # the same, in runs so long that lines are shorter than the next figure
 GOOD_LINE_CHARS = 180  # of an earlier round; fewer rounds are detailed while lines would be shorter
 LOSS_POINTS = 6
-_CUT = "\n(cut: read_code has all of it)"
 _BLOCK_CHARS = 100  # tags and name of a block
 
 
@@ -70,7 +69,9 @@ def evidence_reader(layout: RunLayout) -> ReadEvidence:
     return read
 
 
-def format_run_record(view: IdeatorView, read_evidence: ReadEvidence, room: int = CONTEXT_CHARS) -> tuple[str, ...]:
+def format_run_record(
+    view: IdeatorView, read_evidence: ReadEvidence, room: int = CONTEXT_CHARS, read_texts: str | None = None
+) -> tuple[str, ...]:
     """Return the recorded rounds of a view as blocks, oldest first; () without any.
 
     The last rounds have a block each. The rounds before them share one block with a line each, which changes every
@@ -80,6 +81,7 @@ def format_run_record(view: IdeatorView, read_evidence: ReadEvidence, room: int 
         view: The view.
         read_evidence: Evidence of a round, by number.
         room: Maximum number of characters of all blocks together.
+        read_texts: Tool that returns a round in full; None: none is offered.
     """
     rows = _recorded(view)
     names, by_branch = round_numbers(view), _by_branch(rows)
@@ -94,7 +96,7 @@ def format_run_record(view: IdeatorView, read_evidence: ReadEvidence, room: int 
     if earlier:
         room -= (_most_detailed(len(rows), first_detailed) + 1) * limit + _BLOCK_CHARS
         short = [_short_round(view, row, by_branch, read_evidence(row["round"])) for row in earlier]
-        summary = [data_block("earlier rounds, oldest first", format_round_lines(short, names, room))]
+        summary = [data_block("earlier rounds, oldest first", format_round_lines(short, names, room, read_texts))]
     if best is not None:
         summary.append(block(best, ", the best of the earlier ones"))
     return (*summary, *(block(row) for row in rows[first_detailed:]))
@@ -130,7 +132,7 @@ def describe_round(view: IdeatorView, row: RoundRow, evidence: RoundEvidence) ->
     return _paragraph(row, round_numbers(view), _by_branch(_recorded(view)), evidence)
 
 
-def format_code(view: IdeatorView, read_code: ReadCode, room: int = TURN_CHARS) -> str:
+def format_code(view: IdeatorView, read_code: ReadCode, room: int = TURN_CHARS, read_files: str | None = None) -> str:
     """Return the code of the best verified round against the baseline, and that of the last round against its parent.
 
     Rounds that changed no code are left out.
@@ -139,6 +141,7 @@ def format_code(view: IdeatorView, read_code: ReadCode, room: int = TURN_CHARS) 
         view: The view.
         read_code: Reads the difference of code.
         room: Maximum number of characters.
+        read_files: Tool that returns the files of a round; None: none is offered.
     """
     rows, blocks = _recorded(view), list[tuple[str, str, str | None]]()
     best, names = _best(rows), round_numbers(view)
@@ -153,10 +156,10 @@ def format_code(view: IdeatorView, read_code: ReadCode, room: int = TURN_CHARS) 
             name = f"code of round {last['round']}, the last, as a diff against its parent"
             blocks.append((f"{name} {format_parents(parent or 'baseline', names)}", last["branch"], parent))
     texts = [(name, text) for name, branch, against in blocks if (text := read_code(branch, against))]
-    shown = []
+    shown, end = [], f"\n(cut: {read_files} has all of it)" if read_files else "\n(cut)"
     for left, (name, text) in zip(range(len(texts), 0, -1), texts, strict=True):
         limit = room // left - len(data_block(name, "")) - 1
-        cut = text if len(text) <= limit else f"{text[: max(0, limit - len(_CUT))]}{_CUT}"
+        cut = text if len(text) <= limit else f"{text[: max(0, limit - len(end))]}{end}"
         shown.append(data_block(name, sanitize_lines(cut, max(1, limit))))
         room -= len(shown[-1]) + 1
     return "\n".join(shown)

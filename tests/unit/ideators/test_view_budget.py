@@ -154,3 +154,16 @@ def test_more_rounds_than_fit_are_counted(role: LlmIdeator) -> None:
     text = shown(role, view(1000))
     (left_out,) = re.findall(r"\((\d+) earlier rounds left out\)", text)
     assert 500 < int(left_out) < 900 and len(re.findall(r"^r\d+f?<", text, re.MULTILINE)) > 150
+
+
+@pytest.mark.parametrize("use_tools", [True, False])
+def test_view_names_only_tools_that_are_offered(use_tools: bool) -> None:
+    """Command-line programs have none."""
+    ideator = LlmIdeator(
+        ScriptedLM([]), read_evidence=evidence, read_code=lambda branch, against: "+x\n" * 4000,
+        read_modules=lambda branch: {}, use_tools=use_tools,
+    )  # fmt: skip
+    text = ideator.request(view(40)).text()
+    assert "texts are cut" in text and "(cut" in text
+    assert ("read_round has them" in text, "read_code has all of it" in text) == (use_tools, use_tools)
+    assert use_tools or not re.search(r"\b(read_round|read_code|read_notes|write_lesson|screen)\b", text)
