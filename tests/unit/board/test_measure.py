@@ -107,12 +107,16 @@ def test_interrupt_ends_the_decoder_at_once_and_keeps_the_measured_blocks(
     pairs = [(circuit, broken("hangs_later")), (circuit, broken("zero"))]
 
     def interrupt(found: BoardMeasurement) -> None:
-        signal.pthread_kill(
-            main_thread().ident or 0, signal.SIGINT
-        )  # the first block is appended while the third one begins
+        # The first block is appended while the third one begins.
+        signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        measure_cells(board, pairs, Plan(4000, timeout_s=60.0), on_measured=interrupt)
+    # A shell without job control starts background processes with SIGINT ignored.
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            measure_cells(board, pairs, Plan(4000, timeout_s=60.0), on_measured=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, ours)
     found = read_measurements(board.results)
     assert {(item.decoder, item.status) for item in found} == {("hangs_later", "ok")}, "neither failed nor went on"
     assert [item.first_block for item in found] == [0, 1]
