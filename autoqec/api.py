@@ -195,9 +195,9 @@ def decode(
     """
     import numpy as np
 
-    from autoqec.decoders.decode_memory import require_decode_memory
+    from autoqec.decoders.decode_memory import decoding_size, require_decode_memory
     from autoqec.decoders.decoding import CheckpointDecoder, read_model
-    from autoqec.decoders.threads import check_threads, decode_array
+    from autoqec.decoders.threads import check_threads, decode_array, decoders_needed
     from autoqec.errors import UsageError
     from autoqec.launch.checkpoints import open_checkpoint
 
@@ -205,12 +205,15 @@ def decode(
     env_name = None if env is None else str(env)
     with open_checkpoint(Path(checkpoint), env_name, trust_code=trust_code, unverified=unverified) as opened:
         model = None if dem is None else read_model(Path(dem), opened.env)
-        require_decode_memory(opened.env, model, threads)
+        events = np.asarray(detection_events)
+        n_shots = len(np.atleast_1d(events))
+        n_decoders = decoders_needed(threads, n_shots)
+        require_decode_memory(decoding_size(opened.env, model), n_decoders, n_shots)
         decoders = [
             CheckpointDecoder.of(opened.env, opened.path, model, allow_other_dem=allow_other_dem)
-            for _ in range(threads)
+            for _ in range(n_decoders)
         ]
-        n_detectors, events = decoders[0].problem.n_detectors, np.asarray(detection_events)
+        n_detectors = decoders[0].problem.n_detectors
         if events.ndim != 2 or events.shape[1] != n_detectors:
             message = f"shape {events.shape} is not (n_shots, {n_detectors})"
             raise UsageError(message, location="detection_events")

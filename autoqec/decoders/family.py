@@ -18,7 +18,7 @@ from autoqec.contracts.env import CORRELATED, SEED_SPACE, EnvSpec, StimGenerator
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.decoders import checkpoint
 from autoqec.decoders.base import Predecoder
-from autoqec.decoders.decode_memory import require_decode_memory
+from autoqec.decoders.decode_memory import decoding_size, require_decode_memory
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
@@ -182,7 +182,7 @@ def check_members(env: EnvSpec, path: Path, members: Sequence[Member]) -> None:
                 location=str(member),
                 hint="choose a checkpoint of type `local`, whose weights all circuits of the family share",
             )
-        require_decode_memory(of_member, None, 1)
+        require_decode_memory(decoding_size(of_member, None), 1)
 
 
 def evaluate_members(

@@ -39,6 +39,11 @@ def check_threads(threads: int, location: str) -> None:
         )
 
 
+def decoders_needed(threads: int, n_shots: int | None) -> int:
+    """Return how many of `threads` have a part of the shots to decode; all if the number of shots is not known."""
+    return threads if n_shots is None else max(1, min(threads, -(-n_shots // PART)))
+
+
 def decode_parts(decoders: Sequence[Decoder], parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Decode parts of the shots with one thread per decoder; torch itself uses one thread in each.
 

@@ -67,6 +67,17 @@ def read(path: Path, shot_format: str, n_bits: int, chunk: int, kind: str = "det
         raise UsageError(f"cannot be read: {error.strerror}", location=str(path), hint="check the path") from error
 
 
+def count_shots(path: Path, shot_format: str, n_bits: int) -> int | None:
+    """Return the number of shots of `n_bits` bits in a file whose size shows it, of format 01, b8 or ptb64; else None.
+
+    The content is not checked.
+    """
+    if not path.is_file() or shot_format not in ("01", "b8", "ptb64") or not n_bits:
+        return None
+    size = path.stat().st_size
+    return {"01": size // (n_bits + 1), "b8": size // -(-n_bits // 8), "ptb64": 8 * size // n_bits}[shot_format]
+
+
 def check_content(path: Path, stream: BinaryIO, shot_format: str, n_bits: int, kind: str) -> None:
     """Raise UsageError if a file is compressed, or is text where the format is binary; rewinds the stream."""
     head = stream.read(SNIFFED)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,19 +103,21 @@ def command(
         from autoqec.qec import shotfiles
         from autoqec.qec.weighted_mwpm import compiled_soft_matcher
 
-        decoders = _decoders(loaded, dem, window, threads, allow_other_dem=allow_other_dem)
+        shot_format = in_format or shotfiles.guess_format(shots)
+        count_shots = partial(shotfiles.count_shots, shots, shot_format)
+        decoders = _decoders(loaded, dem, window, threads, count_shots, allow_other_dem=allow_other_dem)
         decoding = decoders[0]
         problem = decoding.problem if isinstance(decoding, CheckpointDecoder) else decoding
         if loaded.env.backend == "mwpm" and compiled_soft_matcher() is None:
             out.note("warning: the C extension is not built, so decoding is slower; see autoqec doctor")
         if decoding.other_circuit:
             out.note("warning: the network was trained on another circuit; its gain there was not verified")
-        events = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, PART)
+        events = shotfiles.read(shots, shot_format, problem.n_detectors, PART)
         parts = decode_parts(decoders, events)
         n = shotfiles.write(target, out_format or shotfiles.guess_format(target), problem.n_observables, parts)
         latency = None
         if latency_shots is not None and n and isinstance(decoding, CheckpointDecoder):
-            again = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, PART)
+            again = shotfiles.read(shots, shot_format, problem.n_detectors, PART)
             latency = _measure_latency(out, decoding, first_shots(again, latency_shots))
     unknown = decoding.n_unknown_edges
     suffix = f"; {unknown} edges unknown to the network kept the priors of the model" if unknown else ""
@@ -124,21 +127,35 @@ def command(
 
 
 def _decoders(
-    loaded: OpenCheckpoint, dem: Path | None, window: int | None, threads: int, *, allow_other_dem: bool
+    loaded: OpenCheckpoint,
+    dem: Path | None,
+    window: int | None,
+    threads: int,
+    count_shots: Callable[[int], int | None],
+    *,
+    allow_other_dem: bool,
 ) -> list[CheckpointDecoder] | list[WindowedDecoder]:
-    """Return the decoders of a checkpoint for the model in a file, or for that of its env, one per thread."""
-    from autoqec.decoders.decode_memory import require_decode_memory
+    """Return the decoders of a checkpoint for the model in a file, or for that of its env, one per thread in use.
+
+    `count_shots` returns the number of shots with so many detectors, if it is known.
+    """
+    from autoqec.decoders.decode_memory import decoding_size, require_decode_memory
     from autoqec.decoders.decoding import CheckpointDecoder, read_model
+    from autoqec.decoders.threads import decoders_needed
     from autoqec.decoders.windows import WindowedDecoder
     from autoqec.qec.problem import Problem
 
     model = None if dem is None else read_model(dem, loaded.env)
     if window is None:
-        require_decode_memory(loaded.env, model, threads)
+        size = decoding_size(loaded.env, model)
+        n_shots = count_shots(size.n_detectors)
+        n_decoders = decoders_needed(threads, n_shots)
+        require_decode_memory(size, n_decoders, n_shots)
         of = CheckpointDecoder.of
-        return [of(loaded.env, loaded.path, model, allow_other_dem=allow_other_dem) for _ in range(threads)]
+        return [of(loaded.env, loaded.path, model, allow_other_dem=allow_other_dem) for _ in range(n_decoders)]
     model = model or Problem.from_env(loaded.env).dem
-    return [WindowedDecoder(loaded.env, loaded.path, model, window) for _ in range(threads)]
+    n_decoders = decoders_needed(threads, count_shots(model.num_detectors))
+    return [WindowedDecoder(loaded.env, loaded.path, model, window) for _ in range(n_decoders)]
 
 
 def _check_options(dem: Path | None, window: int | None, latency_shots: int | None, *, allow_other_dem: bool) -> None:

@@ -17,13 +17,14 @@ from autoqec.cli.commands.decode import FORMATS, first_shots
 from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import DemFileCode, EnvSpec, FileNoise
-from autoqec.decoders import checkpoint
+from autoqec.decoders import checkpoint, threads
 from autoqec.decoders.decoding import CHUNK, CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.latency import WARM_UP_SHOTS, measure_latency
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec import shotfiles, soft_matching, weighted_mwpm
 from autoqec.qec.backends import make_backend
+from autoqec.qec.memory import ModelSize
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.store.files import dump_config
@@ -148,6 +149,14 @@ def test_empty_input_gives_empty_output(made: tuple[Path, np.ndarray]) -> None:
     (place / "none.b8").write_bytes(b"")
     assert decode(place, shots="none.b8", out="none.out") == 0
     assert (place / "none.out").read_bytes() == b""
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_size_of_a_file_shows_its_shots(tmp_path: Path, form: str) -> None:
+    """Not in formats whose shots differ in length."""
+    shots = write(tmp_path / f"shots.{form}", np.zeros((128, 3), np.uint8), form, 23)
+    assert shotfiles.count_shots(shots, form, 23) == (128 if form in ("01", "b8", "ptb64") else None)
+    assert shotfiles.count_shots(tmp_path / "missing", form, 23) is None
 
 
 def refused(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
@@ -355,6 +364,29 @@ class TestOtherDem:
         with pytest.raises(UsageError, match="needs about .* GB more than the 1e-06 GB available"):
             autoqec.decode(tmp_path / "checkpoint.pt", np.zeros((1, 24), bool), env=tmp_path / "env.yaml",
                            unverified=True)  # fmt: skip
+
+    def test_few_shots_need_little_memory_with_many_threads(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One thread decodes 20 shots: the others need no decoder, and their log-odds are no chunk of 2,048."""
+        dsl = parse_dsl({"type": "local", "local": {"hidden": 4}})
+        checkpoint.save(tmp_path / "checkpoint.pt", compile_predecoder(dsl, problem(3), seed=0), dsl)
+        (tmp_path / "env.yaml").write_text(dump_config(surface(3).dump()), encoding="utf-8")
+        size = ModelSize.of_env(surface(3), surface(3).target)
+        enough = max(size.build_bytes, size.kept_bytes + 8 * 20 * size.n_edges)
+        monkeypatch.setattr(memory, "available_bytes", lambda: enough)
+        monkeypatch.setattr(threads, "cpu_count", lambda: 16)
+        events = np.zeros((20, 24), bool)
+        env = tmp_path / "env.yaml"
+        found = autoqec.decode(tmp_path / "checkpoint.pt", events, env=env, unverified=True, threads=16)
+        assert found.shape == (20, 1)
+        for ending in ("b8", "01", "ptb64"):
+            shots = tmp_path / f"shots.{ending}"
+            write(shots, np.zeros((640 if ending == "ptb64" else 20, 3), np.uint8), ending, 24)
+            assert (decode(tmp_path, "--threads", "16", shots=shots.name) == 2) == (ending == "ptb64")
+        refused(capsys, "log-odds of shots", "available")
+        with pytest.raises(UsageError, match="available"):
+            autoqec.decode(tmp_path / "checkpoint.pt", np.zeros((2048, 24), bool), env=env, unverified=True)
 
     def test_circuit_file_is_accepted_as_model(self, made: tuple[Path, np.ndarray]) -> None:
         place, expected = made

@@ -10,7 +10,7 @@ import pytest
 
 from autoqec.decoders import threads
 from autoqec.decoders.decoding import CheckpointDecoder
-from autoqec.decoders.threads import PART, PARTS_AHEAD, check_threads, decode_array, decode_parts
+from autoqec.decoders.threads import PART, PARTS_AHEAD, check_threads, decode_array, decode_parts, decoders_needed
 from autoqec.errors import UsageError
 from autoqec.models import model_env, model_path
 from autoqec.qec.sampling import sample
@@ -25,6 +25,12 @@ def test_two_threads_answer_like_one_on_100_000_shots(name: str) -> None:
     assert np.array_equal(decode_array(decoders[1:], events), expected) and expected.any()
     gates = [decoder.decoder.gate for decoder in decoders[1:]]
     assert all(gate is not None and 0 < gate.shots < len(events) for gate in gates), "both threads decoded shots"
+
+
+def test_each_part_has_a_decoder_and_no_thread_idles() -> None:
+    """A few shots among 16 threads need one decoder; an unknown number of shots may need all."""
+    counts = {None: 16, 0: 1, 1: 1, PART: 1, PART + 1: 2, 15 * PART: 15, 100 * PART: 16}
+    assert {n: decoders_needed(16, n) for n in counts} == counts
 
 
 def numbered(parts: int) -> Iterator[np.ndarray]:
