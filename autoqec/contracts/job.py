@@ -30,7 +30,7 @@ class JobOrder(Contract):
 
 
 class DetachedRun(Contract):
-    """Content of detached.json: the chain of jobs in which the process of a run lives, one after another."""
+    """Content of detached.json: the chain of jobs in which a run executes, one after another."""
 
     schema_version: Literal[1] = Field(default=1, description="format of the file")
     number: int = Field(ge=1, description="position in the chain of the job that holds the run, or will")
@@ -39,7 +39,9 @@ class DetachedRun(Contract):
     began: UtcTime = Field(description="when the chain began; `hours` of `--budget` counts from here")
     handed_over: bool = Field(default=True, description="the last job ended in order, for the next one to continue")
     finished_rounds: int = Field(default=0, ge=0, description="finished rounds when the last job began")
-    fruitless: int = Field(default=0, ge=0, description="consecutive jobs that ended early and finished no round")
+    jobs_without_progress: int = Field(
+        default=0, ge=0, description="consecutive jobs that ended early and finished no round"
+    )
     ended: str | None = Field(default=None, description="why the chain ended; null: it goes on")
 
 

@@ -45,7 +45,7 @@ class RunSettings(Contract):
     executor: Literal["local", "slurm"] = Field(default="local", description="where rounds are measured")
     slurm: tuple[str, ...] = Field(default=(), description="job options, each `KEY=VALUE`")
     container: str | None = Field(default=None, description="image file in which jobs run")
-    detach: bool = Field(default=False, description="the process of the run lives in jobs of its own")
+    detach: bool = Field(default=False, description="the run executes in jobs of its own")
     detach_slurm: tuple[str, ...] = Field(default=(), description="options of these jobs, each `KEY=VALUE`")
     parallel: int = Field(default=1, ge=1, description="rounds measured at once")
     threads: int = Field(default=1, ge=1, description="threads shared by the rounds measured at once")

@@ -1,4 +1,4 @@
-"""Detached runs: the process of the run lives in short SLURM jobs, each of which continues what the last one left.
+"""Detached runs: a run executes in short SLURM jobs, each of which continues what the last one left.
 
 A job queues its successor when it begins, so that the chain survives a job that is killed, and cancels it when the run
 is finished. The successor waits for the end of the job, in any way, and resumes the run.
@@ -7,6 +7,7 @@ is finished. The successor waits for the end of the job, in any way, and resumes
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from datetime import UTC, datetime
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.job import DetachedRun
 from autoqec.contracts.settings import RunSettings
-from autoqec.errors import AutoqecError, InfrastructureError, UsageError
+from autoqec.errors import AutoqecError, InfrastructureError, StorageError, UsageError
 from autoqec.launch import orchestrator_job
 from autoqec.launch.options import RunOptions
 from autoqec.launch.roles import build_roles
@@ -24,10 +25,11 @@ from autoqec.orchestrator.run import RunContext
 from autoqec.store import run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.system import slurm
+from autoqec.system import run_lock, slurm
 from autoqec.system.slurm_script import any_alive
 
-MAX_FRUITLESS = 5  # consecutive jobs that end early and finish no round; more would fail in the same way
+MAX_WITHOUT_PROGRESS = 5  # consecutive jobs that end early and finish no round; more would fail in the same way
+LOCK_POLL_S = 5.0
 
 
 def start(
@@ -89,43 +91,72 @@ def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime]
         UsageError: The chain has ended.
         InfrastructureError: Too many jobs ended early and finished no round.
     """
-    settings = History(layout).info().settings or RunSettings()
-    state = _begin(layout, number)
-    state = _queue_successor(layout, settings, state)
+    last = _unended_chain(layout, number)
+    successor_id = last.successor_id if number == last.number else None  # of a job that was requeued
+    state = DetachedRun(number=number, job_id=slurm.own_job_id(), successor_id=successor_id, began=last.began)
     try:
-        outcome = run_rounds(state.began)
+        settings = History(layout).info().settings or RunSettings()
+        # Before anything is written, so that the chain survives a full disk; each job that could not record its start
+        # leaves a gap in the numbers.
+        if number - last.number < MAX_WITHOUT_PROGRESS:
+            state = _queue_successor(layout, settings, state)
+        _await_lock(layout)
+        state = _begin(layout, state)
+        outcome = _run_when_unlocked(layout, lambda: run_rounds(state.began))
     except AutoqecError as error:
         # What the user has to repair would fail again in the next job; the disk or the cluster may recover.
         if error.exit_code in (2, 3) and error.code != slurm.UNREACHABLE:
-            _end(layout, state, str(error))
+            with suppress(StorageError):  # the next job tries to record the reason
+                _end(layout, state, str(error))
         raise
     if not outcome.interrupted or outcome.stop_reason == run_control.STOPPED:
         _end(layout, state, outcome.stop_reason)
         return
     state = _queue_successor(layout, settings, state.model_copy(update={"handed_over": True}))
+    run_control.write_detached(layout, state)
     if state.successor_id is None:
         _end(layout, state, "no further job could be queued; see its log")
 
 
-def _begin(layout: RunLayout, number: int) -> DetachedRun:
-    """Record that this job holds the run."""
+def _unended_chain(layout: RunLayout, number: int) -> DetachedRun:
+    """Return the recorded state of the chain. Raises UsageError if the job at this position is not to continue it."""
     last = run_control.last_chain(layout)
     if last is None or last.ended is not None or number < last.number:
         message = f"its chain of jobs has ended: {last.ended if last and last.ended else 'a later job continued it'}"
         raise UsageError(message, location=f"run {layout.run_id}", hint=f"autoqec run --resume {layout.run_id}")
+    return last
+
+
+def _await_lock(layout: RunLayout) -> None:
+    """Wait while another process holds the run, e.g. `autoqec verify`; SIGTERM before the time limit ends the wait."""
+    if run_lock.is_locked(layout.root):
+        run_log.LOGGER.warning("another process holds the run; waiting for it")
+    while run_lock.is_locked(layout.root):
+        time.sleep(LOCK_POLL_S)
+
+
+def _run_when_unlocked(layout: RunLayout, run: Callable[[], loop.LoopResult]) -> loop.LoopResult:
+    while True:
+        try:
+            return run()
+        except UsageError as error:
+            if error.code != run_lock.HELD:
+                raise
+        time.sleep(LOCK_POLL_S)
+        _await_lock(layout)
+
+
+def _begin(layout: RunLayout, state: DetachedRun) -> DetachedRun:
+    """Record that this job holds the run."""
+    last = _unended_chain(layout, state.number)  # again: it may have ended while this job waited for the lock
     finished_rounds = History(layout).state().totals.finished
-    is_fruitless = not last.handed_over and finished_rounds == last.finished_rounds
-    state = DetachedRun(
-        number=number,
-        job_id=slurm.own_job_id(),
-        successor_id=last.successor_id if number == last.number else None,  # of a job that was requeued
-        began=last.began,
-        handed_over=False,
-        finished_rounds=finished_rounds,
-        fruitless=last.fruitless + 1 if is_fruitless else 0,
-    )
-    if state.fruitless >= MAX_FRUITLESS:
-        message = f"{MAX_FRUITLESS} consecutive jobs of the run ended early and finished no round"
+    has_progress = last.handed_over or finished_rounds != last.finished_rounds
+    without_progress = 0 if has_progress else last.jobs_without_progress + 1
+    without_progress += max(0, state.number - last.number - 1)  # could not record their start
+    counts = {"finished_rounds": finished_rounds, "jobs_without_progress": without_progress}
+    state = state.model_copy(update={"handed_over": False, **counts})
+    if without_progress >= MAX_WITHOUT_PROGRESS:
+        message = f"{MAX_WITHOUT_PROGRESS} consecutive jobs of the run ended early and finished no round"
         hint = f"read {layout.detached_logs}, then autoqec run --resume {layout.run_id}"
         _end(layout, state, message)
         raise InfrastructureError(message, location=f"run {layout.run_id}", hint=hint)
@@ -134,7 +165,7 @@ def _begin(layout: RunLayout, number: int) -> DetachedRun:
 
 
 def _queue_successor(layout: RunLayout, settings: RunSettings, state: DetachedRun) -> DetachedRun:
-    """Queue the next job unless it is queued. A refusal is logged; this job tries again at its end."""
+    """Queue the next job unless it is queued; writes no state. A failure is logged; this job tries again at its end."""
     successor_id = state.successor_id
     number = state.number + 1
     if successor_id is None:
@@ -143,16 +174,17 @@ def _queue_successor(layout: RunLayout, settings: RunSettings, state: DetachedRu
     if successor_id is None:
         try:
             successor_id = orchestrator_job.submit(layout, settings, number, after=state.job_id)
-        except UsageError as error:
+        except (AutoqecError, OSError) as error:
             run_log.LOGGER.warning("the next job of the run was not queued: %s", error)
-    state = state.model_copy(update={"successor_id": successor_id})
-    run_control.write_detached(layout, state)
-    return state
+    return state.model_copy(update={"successor_id": successor_id})
 
 
 def _end(layout: RunLayout, state: DetachedRun, reason: str) -> None:
-    run_control.end_detached(layout, state, reason)
-    if state.successor_id is not None:
+    """Record why the chain ends, unless that is recorded or a new chain has begun, and cancel the next job."""
+    last = run_control.last_chain(layout)
+    if last is None or (last.ended is None and last.number <= state.number):
+        run_control.end_detached(layout, state, reason)
+    if state.successor_id is not None and (last is None or state.successor_id != last.job_id):
         slurm.cancel(state.successor_id)
 
 

@@ -41,7 +41,7 @@ class RunOptions:
         settings: Settings that a resume inherits.
         cluster: SLURM options of the job of a round; None if rounds are measured on this machine.
         image: Container image in which jobs run; None: without a container.
-        orchestrator: SLURM options of the jobs in which the process of a detached run lives; None: it is this one.
+        orchestrator: SLURM options of the jobs in which a detached run executes; None: it executes in this process.
         recorded: Directory of the recorded shots of the run to resume, if it has moved.
     """
 

@@ -1,4 +1,4 @@
-"""The jobs in which the process of a detached run lives: their options, names and commands."""
+"""The jobs in which a detached run executes: their options, names and commands."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 from autoqec.contracts.settings import RunSettings
+from autoqec.errors import StorageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.llm.redact import SECRET_ENV_VARS
 from autoqec.qec.decoder_trust import trusted_functions
@@ -52,7 +54,8 @@ def submit(layout: RunLayout, settings: RunSettings, number: int, after: str | N
     Raises:
         UsageError: SLURM refuses, or does not answer.
     """
-    atomic.make_dir(layout.detached_logs)
+    with suppress(StorageError):  # it exists unless it was deleted; the job itself needs no log
+        atomic.make_dir(layout.detached_logs)
     trusted = [word for name in sorted(trusted_functions()) for word in ("--trust-decoder", name)]
     return submit_command(
         [sys.executable, "-P", "-s", "-m", "autoqec.cli", "run", "--resume", layout.run_id, *trusted],

@@ -203,7 +203,7 @@ class RunLayout:
 
     @property
     def detached_logs(self) -> Path:
-        """Output of the jobs in which the process of a detached run lives."""
+        """Output of the jobs in which a detached run executes."""
         return self.root / "detached"
 
     @property

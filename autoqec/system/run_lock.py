@@ -21,6 +21,7 @@ from autoqec.errors import StorageError, UsageError
 from autoqec.system.process import procfs
 
 OWNER_FILE = "owner.json"
+HELD = "run-held"  # code of the error for a run that another process holds
 _OWNER_VARIABLE = "AUTOQEC_OWNER"  # in the environment of every child, so that a later start finds what is left
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "9p"}
 _TIMEOUT_S = 10.0
@@ -173,6 +174,7 @@ def _held_by_other(root: Path) -> UsageError:
         f"the run is held by process {other.get('pid', '?')} on {other.get('host', '?')}",
         location=str(root),
         hint=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
+        code=HELD,
     )
 
 

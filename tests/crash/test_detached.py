@@ -1,24 +1,30 @@
-"""Detached runs: the process of the run lives in a chain of SLURM jobs."""
+"""Detached runs: a run executes in a chain of SLURM jobs."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autoqec.contracts.job import DetachedRun
-from autoqec.errors import InfrastructureError, StorageError, UsageError
+from autoqec.errors import AutoqecError, InfrastructureError, StorageError, UsageError
 from autoqec.launch import detached
 from autoqec.orchestrator.loop import LoopResult
 from autoqec.orchestrator.run import start_run
 from autoqec.runner.job import claiming_job_id
 from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
-from autoqec.system import slurm
+from autoqec.system import run_lock, slurm
+from autoqec.system.run_lock import lock_run
 from autoqec.system.slurm_script import submit_command
 from tests.conftest import Workspace, made_workspace
 from tests.support.clusters import KEY, Cluster
@@ -207,15 +213,94 @@ def test_finished_or_refused_run_cancels_the_successor(
 def test_failure_that_may_pass_is_left_to_a_limited_number_of_further_jobs(
     layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    for number in range(1, detached.MAX_FRUITLESS + 1):
+    for number in range(1, detached.MAX_WITHOUT_PROGRESS + 1):
         with pytest.raises(type(error)):
             in_job(layout, number, error)
         state = run_control.read_detached(layout)
-        assert state is not None and state.fruitless == number - 1
+        assert state is not None and state.jobs_without_progress == number - 1
         monkeypatch.setenv("SLURM_JOB_ID", str(state.successor_id))
     with pytest.raises(InfrastructureError, match="5 consecutive jobs"):
-        in_job(layout, detached.MAX_FRUITLESS + 1, HANDED_OVER)
+        in_job(layout, detached.MAX_WITHOUT_PROGRESS + 1, HANDED_OVER)
     assert run_control.read_detached(layout) is None
+
+
+class Held:
+    """The lock of a run, held by another process until this one has waited a few times."""
+
+    def __init__(self, layout: RunLayout, at_end: Callable[[], object] = lambda: None) -> None:
+        self._fd, self._polls, self._at_end = os.open(layout.root, os.O_RDONLY), 0, at_end
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def wait(self, seconds: float) -> None:
+        self._polls += 1
+        if self._polls == 3:
+            self._at_end()
+            os.close(self._fd)
+
+
+def test_job_waits_for_the_lock_of_the_run(layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it writes anything, and when another process takes the lock just before it starts its rounds."""
+    before, held = layout.detached.read_bytes(), Held(layout)
+    tries = 0
+
+    def wait(seconds: float) -> None:
+        if tries == 0:
+            assert layout.detached.read_bytes() == before and list(fake.jobs().values()) == ["PENDING"]
+            held.wait(seconds)
+
+    def run_rounds(began: datetime) -> LoopResult:
+        nonlocal tries
+        tries += 1
+        with lock_run(layout.root) if tries == 1 else nullcontext():
+            run_lock.require_unlocked(layout.root)
+        return HANDED_OVER
+
+    monkeypatch.setattr(detached, "time", SimpleNamespace(sleep=wait))
+    detached.continue_run(layout, 1, run_rounds)
+    state = run_control.read_detached(layout)
+    assert tries == 2 and state is not None and state.handed_over and fake.jobs() == {state.successor_id: "PENDING"}
+
+
+def test_job_that_finds_the_chain_ended_after_the_wait_cancels_its_successor(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first instance of a requeued job finished the run while the second waited."""
+    state = run_control.last_chain(layout)
+    assert state is not None
+    held = Held(layout, at_end=lambda: run_control.end_detached(layout, state, "2 of 2 rounds"))
+    monkeypatch.setattr(detached, "time", SimpleNamespace(sleep=held.wait))
+    with pytest.raises(UsageError, match="2 of 2 rounds"):
+        in_job(layout, 1, HANDED_OVER)
+    ended = run_control.last_chain(layout)
+    assert ended is not None and ended.ended == "2 of 2 rounds" and list(fake.jobs().values()) == ["CANCELLED"]
+
+
+def test_full_disk_at_the_start_keeps_the_chain(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(layout: RunLayout, state: DetachedRun) -> None:
+        raise StorageError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_control, "write_detached", full)
+        shutil.rmtree(layout.detached_logs, ignore_errors=True)
+        layout.detached_logs.write_text("in place of the directory")
+        for number in range(1, detached.MAX_WITHOUT_PROGRESS + 2):
+            with pytest.raises(StorageError):
+                in_job(layout, number, HANDED_OVER)
+    assert len(fake.jobs()) == detached.MAX_WITHOUT_PROGRESS, "and no job for ever"
+    state = in_job(layout, 3, HANDED_OVER)
+    assert state.ended is None and state.number == 3 and state.jobs_without_progress == 1
+
+
+def test_damaged_run_ends_the_chain_with_a_reason(layout: RunLayout, fake: Cluster) -> None:
+    text = (layout.root / "run.json").read_text()
+    (layout.root / "run.json").write_text("{")
+    with pytest.raises(AutoqecError):
+        in_job(layout, 1, HANDED_OVER)
+    (layout.root / "run.json").write_text(text)
+    ended = run_control.last_chain(layout)
+    assert ended is not None and ended.ended and "run.json" in ended.ended and fake.jobs() == {}
 
 
 def test_requeued_job_queues_no_second_successor(layout: RunLayout, fake: Cluster) -> None:
