@@ -14,7 +14,7 @@ from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import RunInterruptedError
-from autoqec.launch import detached
+from autoqec.launch import detached, orchestrator_job
 from autoqec.launch.options import RunOptions
 from autoqec.launch.role_options import LLM_LIMITS
 from autoqec.launch.session import run_session
@@ -121,6 +121,7 @@ def _check_resumed_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
         trained_here=run_options.cluster is None,
     )
     run_lock.require_unlocked(start.layout.root)
+    orchestrator_job.require_no_chain(start.layout)
     actions = [action.describe() for action in reconcile(start.layout, start.repo, dry_run=True)]
     out.say(f"resume    {start.info.run_id}")
     out.say(f"env       {start.env.name}")

@@ -26,7 +26,6 @@ from autoqec.store import run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock, slurm
-from autoqec.system.slurm_script import any_alive
 
 MAX_WITHOUT_PROGRESS = 5  # consecutive jobs that end early and finish no round; more would fail in the same way
 LOCK_POLL_S = 5.0
@@ -49,8 +48,6 @@ def start(
     Raises:
         UsageError: The run cannot be started or resumed, is detached already, or SLURM refuses the job.
     """
-    if options.layout is not None:
-        _require_no_chain(options.layout)
 
     def roles(context: RunContext) -> loop.Roles:
         return build_roles(options.choice, context, on_event, options.budget)[0]
@@ -70,13 +67,6 @@ def start(
     state = state.model_copy(update={"job_id": job_id})
     run_control.write_detached(layout, state)
     return layout, state
-
-
-def _require_no_chain(layout: RunLayout) -> None:
-    state = run_control.read_detached(layout)
-    if state is not None and any_alive(state.job_id, state.successor_id) is not False:
-        message = f"the run is detached: SLURM job {state.job_id} holds it, or will"
-        raise UsageError(message, location=f"run {layout.run_id}", hint=f"autoqec stop {layout.run_id}")
 
 
 def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime], loop.LoopResult]) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from autoqec.contracts.settings import RunSettings
-from autoqec.errors import StorageError
+from autoqec.errors import StorageError, UsageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.llm.redact import SECRET_ENV_VARS
 from autoqec.qec.decoder_trust import trusted_functions
-from autoqec.store import atomic
+from autoqec.store import atomic, run_control
 from autoqec.store.layout import RunLayout
 from autoqec.system import sandbox, slurm
-from autoqec.system.slurm_script import submit_command
+from autoqec.system.slurm_script import any_alive, submit_command
 
 DEFAULTS = {"time": "60", "cpus": "1", "mem": "4G"}
 _INHERITED = ("partition", "account", "qos")  # from --slurm; GPUs and nodes of the rounds are not needed
@@ -35,6 +35,22 @@ def position(run_id: str) -> int | None:
     """Return the position in the chain of the job that this process is; None if it is not one of this run's jobs."""
     name, _, number = os.environ.get(_POSITION, "").partition(":")
     return int(number) if name == run_id and number.isdecimal() else None
+
+
+def require_no_chain(layout: RunLayout) -> None:
+    """Raise UsageError if jobs of a chain hold the run, or will, and this process is not one of them."""
+    state = run_control.read_detached(layout)
+    if state is None or position(layout.run_id) is not None:
+        return
+    is_alive = any_alive(state.job_id, state.successor_id)
+    if is_alive is not False:
+        message, hint = (
+            f"the run is detached: SLURM job {state.job_id} holds it, or will",
+            f"autoqec stop {layout.run_id}",
+        )
+        if is_alive is None:
+            hint += f" on a machine of the cluster where SLURM answers; in a copy of the run delete {layout.detached}"
+        raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
 
 
 def job_name(run_id: str, number: int) -> str:

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from autoqec.contracts.events import Event, LlmUnusable, OnEvent, RunOpened
 from autoqec.errors import RunInterruptedError
+from autoqec.launch import orchestrator_job
 from autoqec.launch.options import RunOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.orchestrator import loop
@@ -99,8 +100,13 @@ def run_session(
 
 
 def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, command_line: Sequence[str]) -> loop.Run:
-    """Start the run, or resume it and store changed settings; the caller closes it."""
+    """Start the run, or resume it and store changed settings; the caller closes it.
+
+    Raises:
+        UsageError: The run cannot be started or resumed, or jobs of a detached run hold it.
+    """
     if options.layout is not None:
+        orchestrator_job.require_no_chain(options.layout)
         run = loop.resume_run(
             options.layout.run_id,
             options.root,

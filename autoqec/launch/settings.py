@@ -47,8 +47,9 @@ def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str,
         update["rounds"] = None if chosen["budget"] else DEFAULT_ROUNDS
     if "executor" in named and chosen["executor"] == "local":
         update["slurm"], update["detach"] = tuple(chosen["slurm"]), chosen["detach"]
-        update["detach_slurm"] = tuple(chosen["detach_slurm"])
         update["container"] = None if chosen["container"] is None else str(chosen["container"])
+    if update.get("detach") is False:
+        update["detach_slurm"] = tuple(chosen["detach_slurm"])
     if chosen["cassette"] is not None or "model" in explicit:
         update["cassette"] = chosen["cassette"] is not None
     return base.model_copy(update=update)

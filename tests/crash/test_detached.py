@@ -112,9 +112,10 @@ def test_run_whose_job_waits_is_stopped_at_once_and_detached_once(tmp_path: Path
     assert KEY not in json.dumps(job), "no role of this run asks a language model"
     options = job["options"]
     assert (options["time"], options["mem"], options["signal"]) == ("60", "1G", "B:TERM@120") and "requeue" in options
-    again = workspace.autoqec("run", "--resume", layout.run_id, **fake.env)
-    assert again.code == 2
-    check_error(again.err, job_id, hint=True)
+    for words in ((), ("--no-detach",), ("--executor", "local"), ("--no-detach", "--dry-run")):
+        again = workspace.autoqec("run", "--resume", layout.run_id, *words, **fake.env)
+        assert again.code == 2, words
+        check_error(again.err, job_id, hint=True)
     stopped = workspace.autoqec("stop", layout.run_id, **fake.env)
     assert stopped.code == 0 and "cancelled" in stopped.out, stopped.err
     assert fake.jobs() == {job_id: "CANCELLED"} and run_control.read_detached(layout) is None

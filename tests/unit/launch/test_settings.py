@@ -17,6 +17,7 @@ from autoqec.orchestrator.run import Roles, search, start_run
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace
+from tests.support.clusters import fake_slurm
 
 ROLES = ("ideator", "coder", "analyst")
 
@@ -102,6 +103,20 @@ def test_changed_setting_is_recorded_in_run_json(in_workspace: Workspace) -> Non
     info = history.info()
     assert info.settings_changes == (change,) and info.settings is not None and info.settings.parallel == 1
     assert parse("--resume", run_id).parallel == 1
+
+
+def test_run_that_is_no_longer_detached_keeps_no_options_of_its_jobs(
+    in_workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in fake_slurm(tmp_path / "fake").env.items():
+        monkeypatch.setenv(name, value)
+    started = parse("env.yaml", "--executor", "slurm", "--detach", "--detach-slurm", "mem=1G")
+    run_id = open_run(in_workspace, started, "tpe")
+    for words in (("--no-detach",), ("--executor", "local")):
+        resumed = parse("--resume", run_id, *words)
+        assert not resumed.settings.detach and resumed.settings.detach_slurm == () and resumed.orchestrator is None
+    with pytest.raises(UsageError, match="needs --detach"):
+        parse("--resume", run_id, "--no-detach", "--detach-slurm", "mem=2G")
 
 
 @pytest.mark.parametrize("stored", ["open_modules", "open_surface"])
