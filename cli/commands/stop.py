@@ -23,7 +23,7 @@ def command(run: str, out: Output) -> None:
         from autoqec.launch import detached
 
         ends_later = detached.stop(layout, chain)
-        when = "after its rounds in progress" if ends_later else "now; its queued job is cancelled"
+        when = "after its rounds in progress" if ends_later else "now: none of its jobs runs, and a queued one is cancelled"
         out.say(f"Run {layout.run_id} ends {when}. Continue it: {hint}")
         out.emit({"run_id": layout.run_id})
         return
