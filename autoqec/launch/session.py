@@ -17,7 +17,6 @@ from autoqec.orchestrator import loop
 from autoqec.orchestrator.budget import Clock, InterruptHandler
 from autoqec.orchestrator.run import RolesFactory, RunContext
 from autoqec.reporting.live_status import LiveStatusWriter, SessionLimits
-from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
 from autoqec.system import sandbox
 
@@ -77,8 +76,6 @@ def run_session(
             return built
 
         run = stack.enter_context(open_run(options, roles, notify, command_line))
-        if detached_since is None:
-            run_control.withdraw_stop(run.layout)
         listeners.append(stack.enter_context(LiveStatusWriter(run.layout, _session_limits(options, began))))
         on_open(run)
         notify(RunOpened(run_id=run.layout.run_id, root=str(run.layout.root)))
@@ -115,6 +112,7 @@ def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comman
             trained_here=options.cluster is None,
             on_event=on_event,
             recorded=options.recorded,
+            withdraw_stop=orchestrator_job.position(options.layout.run_id) is None,
         )
         change = run.memory.history.update_settings(options.settings)
         if change is not None:

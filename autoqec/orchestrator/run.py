@@ -31,7 +31,7 @@ from autoqec.orchestrator.recovery.apply import recover
 from autoqec.orchestrator.run_checks import NetworkOptions, StartCheck, check_resume, check_start
 from autoqec.orchestrator.run_directory import create_run_directory
 from autoqec.orchestrator.secret import read_secret
-from autoqec.store import atomic, run_log
+from autoqec.store import atomic, run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import machine
@@ -229,6 +229,7 @@ def resume_run(
     trained_here: bool = True,
     on_event: OnEvent | None = None,
     recorded: Path | None = None,
+    withdraw_stop: bool = True,
 ) -> Run:
     """Resume a run after recovery has made its files and branches match its history. The caller closes it.
 
@@ -240,6 +241,8 @@ def resume_run(
         trained_here: Whether rounds are trained in the memory of this process, not in jobs of a cluster.
         on_event: Receives the events of recovery.
         recorded: Directory of the run's recorded shots, if it has moved or the run was restored from an archive.
+        withdraw_stop: Whether this start replaces earlier requests of `autoqec stop`; not if it continues a detached
+            run.
 
     Returns:
         The run, held by this process.
@@ -253,7 +256,15 @@ def resume_run(
     layout, workspace = start.layout, start.repo
     roles = roles or Roles(search(start.info.ideator))
     run = _open(
-        workspace, layout, start.env, start.env_text, start.baseline_config, start.network_options, roles, threads
+        workspace,
+        layout,
+        start.env,
+        start.env_text,
+        start.baseline_config,
+        start.network_options,
+        roles,
+        threads,
+        withdraw_stop=withdraw_stop,
     )
     run.notes.extend(start.notes)
     run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
@@ -279,8 +290,10 @@ def _open(
     network_options: NetworkOptions,
     roles: Roles | RolesFactory,
     threads: int,
+    *,
+    withdraw_stop: bool = False,
 ) -> Run:
-    """Take the lock of the run, then build its roles."""
+    """Take the lock of the run, withdraw requests to stop it that are older, then build its roles."""
     memory, notes, held = RunMemory(layout.root), list[str](), ExitStack()
     info = memory.history.info()
     context = RunContext(
@@ -292,6 +305,8 @@ def _open(
     if owner.killed_pids:
         notes.append(f"ended {len(owner.killed_pids)} leftover processes of an earlier start")
     try:
+        if withdraw_stop:  # before anything that takes time: the command accepts a request as soon as the run is held
+            run_control.withdraw_stop(layout)
         return Run(**vars(context), roles=roles if isinstance(roles, Roles) else roles(context))
     except BaseException:
         held.__exit__(*sys.exc_info())

@@ -16,7 +16,8 @@ from autoqec.launch import options as run_options
 from autoqec.launch.session import run_session
 from autoqec.orchestrator import loop as loop_module
 from autoqec.orchestrator.executors.local import ParallelExecutor, SerialExecutor
-from autoqec.orchestrator.loop import LoopResult, Roles, run_rounds, start_run
+from autoqec.orchestrator.loop import LoopResult, Roles, resume_run, run_rounds, start_run
+from autoqec.orchestrator.run import RunContext, search
 from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace
@@ -79,6 +80,25 @@ def test_next_start_withdraws_the_request(tmp_path: Path, monkeypatch: pytest.Mo
     options = run_options.parse_run_options(None, {"rounds"}, **chosen)
     outcome = run_session(options, ignore).outcome
     assert not run_control.stop_requested(layout) and outcome.stop_reason == "2 of 2 rounds"
+
+
+def test_request_during_a_start_is_kept(workspace: Workspace) -> None:
+    """Recovery of a start can take minutes, in which the run is held and a request is accepted."""
+    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, "tpe") as run:
+        layout = run.layout
+    run_control.request_stop(layout)
+
+    def roles(context: RunContext) -> Roles:
+        assert not run_control.stop_requested(layout), "this start replaces the earlier request"
+        run_control.request_stop(layout)
+        return Roles(search("tpe"))
+
+    with resume_run(layout.run_id, workspace.root, roles=roles) as run:
+        assert run_rounds(run, 5).stop_reason == run_control.STOPPED
+    run_control.withdraw_stop(layout)
+    run_control.request_stop(layout)
+    with resume_run(layout.run_id, workspace.root, roles=Roles(search("tpe")), withdraw_stop=False):
+        assert run_control.stop_requested(layout)
 
 
 def test_run_that_is_not_in_progress_is_refused(workspace: Workspace) -> None:
