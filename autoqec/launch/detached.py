@@ -55,7 +55,6 @@ def start(
     with open_run(options, roles, on_event, command_line) as run:
         on_open(run)
         layout = run.layout
-        run_control.withdraw_stop(layout)
         last = run_control.last_chain(layout)
         state = DetachedRun(number=1 if last is None else last.number + 2, began=datetime.now(UTC))
         run_control.write_detached(layout, state)
@@ -64,9 +63,10 @@ def start(
     except BaseException as error:
         run_control.end_detached(layout, state, f"its first job was not queued: {error}")
         raise
-    state = state.model_copy(update={"job_id": job_id})
-    run_control.write_detached(layout, state)
-    return layout, state
+    with_job = state.model_copy(update={"job_id": job_id})
+    if run_control.last_chain(layout) == state:  # else the job has begun, and its state is newer
+        run_control.write_detached(layout, with_job)
+    return layout, with_job
 
 
 def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime], loop.LoopResult]) -> None:

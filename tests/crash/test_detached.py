@@ -15,9 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from autoqec.contracts.events import ignore
 from autoqec.contracts.job import DetachedRun
+from autoqec.contracts.settings import RunSettings
 from autoqec.errors import AutoqecError, InfrastructureError, StorageError, UsageError
-from autoqec.launch import detached
+from autoqec.launch import detached, orchestrator_job
+from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.orchestrator.loop import LoopResult
 from autoqec.orchestrator.run import start_run
 from autoqec.runner.job import claiming_job_id
@@ -185,6 +188,30 @@ def in_job(layout: RunLayout, number: int, outcome: LoopResult | Exception) -> D
 
 
 HANDED_OVER = LoopResult((), "interrupted; --resume continues", interrupted=True)
+
+
+def test_start_keeps_what_its_first_job_wrote(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job may begin before the command that queued it has recorded its id."""
+    queue_job = orchestrator_job.submit
+
+    def submit(layout: RunLayout, settings: RunSettings, number: int, after: str | None = None) -> str:
+        job_id = queue_job(layout, settings, number, after)
+        state = run_control.last_chain(layout)
+        assert state is not None and state.number == number
+        monkeypatch.setattr(orchestrator_job, "submit", queue_job)
+        monkeypatch.setenv("SLURM_JOB_ID", job_id)
+        in_job(layout, number, HANDED_OVER)
+        return job_id
+
+    monkeypatch.setattr(orchestrator_job, "submit", submit)
+    monkeypatch.chdir(layout.repo_root)
+    chosen = complete_options({"executor": "slurm", "detach": True}, resume=layout.run_id)
+    _, shown = detached.start(parse_run_options(None, set(), **chosen), ignore, lambda run: None, ())
+    state = run_control.read_detached(layout)
+    assert state is not None and state.job_id == shown.job_id and state.handed_over
+    assert fake.jobs() == {state.job_id: "PENDING", state.successor_id: "PENDING"}
 
 
 def test_interrupted_job_leaves_its_successor(layout: RunLayout, fake: Cluster) -> None:
