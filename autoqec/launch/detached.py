@@ -26,6 +26,7 @@ from autoqec.store import run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock, slurm
+from autoqec.system.slurm_script import any_alive
 
 MAX_WITHOUT_PROGRESS = 5  # consecutive jobs that end early and finish no round; more would fail in the same way
 LOCK_POLL_S = 5.0
@@ -156,16 +157,13 @@ def _begin(layout: RunLayout, state: DetachedRun) -> DetachedRun:
 
 def _queue_successor(layout: RunLayout, settings: RunSettings, state: DetachedRun) -> DetachedRun:
     """Queue the next job unless it is queued; writes no state. A failure is logged; this job tries again at its end."""
-    successor_id = state.successor_id
-    number = state.number + 1
-    if successor_id is None:
-        with suppress(ConnectionError):  # a requeued job may have queued it
-            successor_id = slurm.find_job(orchestrator_job.job_name(layout.run_id, number))
-    if successor_id is None:
-        try:
-            successor_id = orchestrator_job.submit(layout, settings, number, after=state.job_id)
-        except (AutoqecError, OSError) as error:
-            run_log.LOGGER.warning("the next job of the run was not queued: %s", error)
+    if state.successor_id is not None and any_alive(state.successor_id) is not False:
+        return state
+    successor_id = None
+    try:
+        successor_id = orchestrator_job.submit(layout, settings, state.number + 1, after=state.job_id)
+    except (AutoqecError, OSError) as error:
+        run_log.LOGGER.warning("the next job of the run was not queued: %s", error)
     return state.model_copy(update={"successor_id": successor_id})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -53,13 +54,25 @@ def require_no_chain(layout: RunLayout) -> None:
         raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
 
 
-def job_name(run_id: str, number: int) -> str:
-    """Return the name of the job at a position."""
-    return f"autoqec-run-{run_id}-{number}"
+def _name_and_id(run_id: str, number: int) -> tuple[str, str | None]:
+    """Return name and id of the job at a position that is queued or running; None: the name is unused.
+
+    A job that has ended, e.g. because the user cancelled it, stays known for some minutes: one in its place needs
+    another name.
+    """
+    name, suffixes = f"autoqec-run-{run_id}-{number}", itertools.count(2)
+    while True:
+        try:
+            job_id = slurm.find_job(name)
+        except ConnectionError:
+            return name, None  # the submission asks again
+        if job_id is None or any_alive(job_id) is not False:
+            return name, job_id
+        name = f"autoqec-run-{run_id}-{number}.{next(suffixes)}"
 
 
 def submit(layout: RunLayout, settings: RunSettings, number: int, after: str | None = None) -> str:
-    """Queue the job at a position of the chain and return its id.
+    """Queue the job at a position of the chain, unless it is queued or running, and return its id.
 
     Args:
         layout: The run.
@@ -70,12 +83,15 @@ def submit(layout: RunLayout, settings: RunSettings, number: int, after: str | N
     Raises:
         UsageError: SLURM refuses, or does not answer.
     """
+    name, job_id = _name_and_id(layout.run_id, number)
+    if job_id is not None:  # queued by a job that was requeued since
+        return job_id
     with suppress(StorageError):  # it exists unless it was deleted; the job itself needs no log
         atomic.make_dir(layout.detached_logs)
     trusted = [word for name in sorted(trusted_functions()) for word in ("--trust-decoder", name)]
     return submit_command(
         [sys.executable, "-P", "-s", "-m", "autoqec.cli", "run", "--resume", layout.run_id, *trusted],
-        name=job_name(layout.run_id, number),
+        name=name,
         options=job_options(settings),
         directory=layout.repo_root,
         log=layout.detached_logs / "%j.log",

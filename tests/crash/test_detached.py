@@ -338,6 +338,23 @@ def test_requeued_job_queues_no_second_successor(layout: RunLayout, fake: Cluste
     assert len(fake.jobs()) == 1
 
 
+@pytest.mark.parametrize("forgets", [False, True])
+def test_cancelled_successor_is_replaced_at_the_end(layout: RunLayout, fake: Cluster, forgets: bool) -> None:
+    """The user cancelled the queued job; for some minutes SLURM still knows it by its name."""
+    fake.change(forgets=forgets)
+
+    def run_rounds(began: datetime) -> LoopResult:
+        (cancelled,) = fake.jobs()
+        fake.ask("scancel", cancelled)
+        return HANDED_OVER
+
+    detached.continue_run(layout, 1, run_rounds)
+    state = run_control.read_detached(layout)
+    fake.change(forgets=False)
+    assert state is not None and list(fake.jobs().values()) == ["CANCELLED", "PENDING"]
+    assert fake.jobs()[str(state.successor_id)] == "PENDING"
+
+
 def test_refused_successor_is_tried_again_at_the_end(
     layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
