@@ -23,7 +23,8 @@ def command(run: str, out: Output) -> None:
         from autoqec.launch import detached
 
         ends_later = detached.stop(layout, chain)
-        when = "after its rounds in progress" if ends_later else "now: none of its jobs runs, and a queued one is cancelled"
+        at_once = "now: none of its jobs runs, and a queued one is cancelled"
+        when = "after its rounds in progress" if ends_later else at_once
         out.say(f"Run {layout.run_id} ends {when}. Continue it: {hint}")
         out.emit({"run_id": layout.run_id})
         return
