@@ -62,15 +62,8 @@ def shown_reading(directory: Path, out: Output) -> Iterator[Reading]:
                 bar.reset(task, description=now, total=total)
             bar.update(task, completed=done)
 
-        reading = Reading.resumable(directory, on_read)
-        try:
+        with Reading.resumable(directory, on_read) as reading:
             yield reading
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            reading.finish()
-            raise
-        reading.finish()
 
 
 def diagnose(recorded: RecordedShots, problem: Problem, out: Output, reading: Reading) -> list[BlockCheck]:

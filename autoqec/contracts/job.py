@@ -37,7 +37,9 @@ class DetachedRun(Contract):
     job_id: str | None = Field(default=None, description="that job; null: not known to have been accepted")
     successor_id: str | None = Field(default=None, description="queued job that continues the run when that one ends")
     began: UtcTime = Field(description="when the chain began; `hours` of `--budget` counts from here")
-    handed_over: bool = Field(default=True, description="the last job ended in order, for the next one to continue")
+    handed_over: bool = Field(
+        default=True, description="the last job stopped after SIGTERM, and the next one continues the run"
+    )
     finished_rounds: int = Field(default=0, ge=0, description="finished rounds when the last job began")
     jobs_without_progress: int = Field(
         default=0, ge=0, description="consecutive jobs that ended early and finished no round"

@@ -114,10 +114,8 @@ def check_recorded(env: EnvSpec, env_dir: Path, on_event: OnEvent = ignore) -> R
         on_event(ShotsRead(what=what, done=done, total=total))
 
     directory = files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
-    reading = Reading.resumable(directory, on_read)
-    recorded = recorded_env.preflight(env, directory, reading)
-    reading.finish()
-    return recorded
+    with Reading.resumable(directory, on_read) as reading:
+        return recorded_env.preflight(env, directory, reading)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,8 @@ Part = TypeVar("Part")
 class Reading:
     """How the reading of files is reported and resumed.
 
+    Use it as a context manager: intermediate results remain only if the block is interrupted.
+
     Attributes:
         on_read: Called when another hundredth of a file has been read.
         state: Directory of intermediate results; None keeps none.
@@ -49,6 +51,13 @@ class Reading:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         key = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
         return cls(on_read, root / "autoqec" / "recorded" / key)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None or not issubclass(error, KeyboardInterrupt):
+            self.finish()
 
     def report(self, label: str, done: int, total: int | None) -> None:
         """Report an amount that was read, if it is another hundredth."""

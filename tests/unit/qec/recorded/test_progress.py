@@ -9,14 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoqec.contracts.events import Event, ShotsRead
 from autoqec.contracts.recorded import RecordedManifest
 from autoqec.errors import ContractError, UsageError
+from autoqec.orchestrator.run_checks import check_recorded
 from autoqec.qec.recorded import check, progress, shots, statistics
 from autoqec.qec.recorded.check import check_blocks
 from autoqec.qec.recorded.env import check_hashes, read_manifest
 from autoqec.qec.recorded.progress import Reading, hash_file
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.sampling import unpack
+from autoqec.store.files import load_env
 from tests.support.envs import problem
 from tests.support.recorded import plain_directory, recorded_env
 
@@ -117,6 +120,24 @@ def test_finished_reading_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").rglob("*.npz"))
     reading.finish()
     assert not list((tmp_path / "cache").rglob("*.npz"))
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_start_of_a_run_keeps_its_reading_only_if_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    monkeypatch.setattr(progress, "SEGMENT", 5_000)  # more than the circuit, which is hashed as a whole
+    env = load_env(recorded_env(tmp_path, 3500))[0]
+    events = tmp_path / "data/events0.b8"
+    events.write_bytes(events.read_bytes()[:-1] + b"x")  # found after most segments are hashed
+
+    def on_event(event: Event) -> None:
+        if interrupted and isinstance(event, ShotsRead) and event.done > 7_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt if interrupted else UsageError, match=None if interrupted else "events0.b8"):
+        check_recorded(env, tmp_path, on_event)
+    assert any((tmp_path / "cache").rglob("*.npz")) == interrupted
 
 
 def test_large_files_of_a_manifest_are_hashed_in_segments(tmp_path: Path) -> None:
