@@ -12,6 +12,7 @@ from contextlib import suppress
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import StorageError, UsageError
 from autoqec.installation import IMPORT_DIR
+from autoqec.llm import environment
 from autoqec.llm.redact import SECRET_ENV_VARS
 from autoqec.qec.decoder_trust import trusted_functions
 from autoqec.store import atomic, run_control
@@ -103,9 +104,9 @@ def submit(layout: RunLayout, settings: RunSettings, number: int, after: str | N
 
 
 def _exported(settings: RunSettings) -> Iterator[str]:
-    """Yield the variables that the process of the run reads: keys only if it asks a language model."""
+    """Yield the variables that the process of the run reads; keys, endpoints and proxies only if it asks a model."""
     yield sandbox.OPT_OUT_VARIABLE
     if settings.models:
         yield from (name for name in os.environ if _ROLE_VARIABLE.fullmatch(name))
     if settings.models and not settings.cassette:
-        yield from SECRET_ENV_VARS
+        yield from (*SECRET_ENV_VARS, *environment.CONNECTION)

@@ -17,7 +17,7 @@ from typing import IO, Literal
 
 from autoqec.contracts.base import canonical_json
 from autoqec.errors import UsageError
-from autoqec.llm import cli_output, prices
+from autoqec.llm import cli_output, environment, prices
 from autoqec.llm.base import (
     MIN_MAX_TOKENS,
     BaseLanguageModel,
@@ -34,24 +34,15 @@ from autoqec.system.process import child
 
 Program = Literal["claude", "codex"]
 _MAX_OUTPUT = 16 * 2**20  # bytes on stdout: far more than an answer, far less than memory
-_SHARED_ENV_VARS = (
-    "USER",
-    "LOGNAME",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-    "NODE_EXTRA_CA_CERTS",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-)
+_SHARED_ENV_VARS = ("USER", "LOGNAME", *environment.NETWORK)
 _PROGRAM_ENV_VARS: dict[str, tuple[str, ...]] = {
     "claude": (
         "ANTHROPIC_API_KEY",
         "ANTHROPIC_AUTH_TOKEN",
-        "ANTHROPIC_BASE_URL",
         "CLAUDE_CODE_OAUTH_TOKEN",
-        "CLAUDE_CONFIG_DIR",
+        *environment.ENDPOINTS["claude"],
     ),
-    "codex": ("OPENAI_API_KEY", "CODEX_API_KEY", "OPENAI_BASE_URL", "CODEX_HOME"),
+    "codex": ("OPENAI_API_KEY", "CODEX_API_KEY", *environment.ENDPOINTS["codex"]),
 }
 _AUTH_WORDS = ("api key", "/login", "log in", "unauthorized", "401", "authentication", "not logged in")
 
