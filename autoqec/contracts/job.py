@@ -42,7 +42,7 @@ class DetachedRun(Contract):
     )
     finished_rounds: int = Field(default=0, ge=0, description="finished rounds when the last job began")
     jobs_without_progress: int = Field(
-        default=0, ge=0, description="consecutive jobs that ended early and finished no round"
+        default=0, ge=0, description="consecutive jobs, without requeued ones, that ended early and finished no round"
     )
     ended: str | None = Field(default=None, description="why the chain ended; null: it goes on")
 

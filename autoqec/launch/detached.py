@@ -6,6 +6,7 @@ is finished. The successor waits for the end of the job, in any way, and resumes
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -142,7 +143,8 @@ def _begin(layout: RunLayout, state: DetachedRun) -> DetachedRun:
     last = _unended_chain(layout, state.number)  # again: it may have ended while this job waited for the lock
     finished_rounds = History(layout).state().totals.finished
     has_progress = last.handed_over or finished_rounds != last.finished_rounds
-    without_progress = 0 if has_progress else last.jobs_without_progress + 1
+    was_requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0  # preempted, or its node failed: not its fault
+    without_progress = 0 if has_progress else last.jobs_without_progress + (not was_requeued)
     without_progress += max(0, state.number - last.number - 1)  # could not record their start
     counts = {"finished_rounds": finished_rounds, "jobs_without_progress": without_progress}
     state = state.model_copy(update={"handed_over": False, **counts})

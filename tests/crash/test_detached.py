@@ -173,11 +173,11 @@ def layout(workspace_of_user: Workspace, fake: Cluster, monkeypatch: pytest.Monk
         return run.layout
 
 
-def in_job(layout: RunLayout, number: int, outcome: LoopResult | Exception) -> DetachedRun:
+def in_job(layout: RunLayout, number: int, outcome: LoopResult | BaseException) -> DetachedRun:
     """Continue the run in a job with this outcome of its rounds, and return the state that it leaves."""
 
     def run_rounds(began: datetime) -> LoopResult:
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
@@ -336,6 +336,17 @@ def test_requeued_job_queues_no_second_successor(layout: RunLayout, fake: Cluste
         with pytest.raises(StorageError):
             in_job(layout, 1, StorageError("full"))
     assert len(fake.jobs()) == 1
+
+
+def test_requeued_starts_are_not_counted(layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is preempted again and again finishes no round, and would not fail otherwise."""
+    for restarts in range(detached.MAX_WITHOUT_PROGRESS + 2):
+        if restarts:
+            monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+        with pytest.raises(KeyboardInterrupt):
+            in_job(layout, 1, KeyboardInterrupt())
+    state = run_control.read_detached(layout)
+    assert state is not None and state.jobs_without_progress == 0 and len(fake.jobs()) == 1
 
 
 @pytest.mark.parametrize("forgets", [False, True])
