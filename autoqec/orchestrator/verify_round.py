@@ -72,6 +72,8 @@ def verify_candidate(
         try:
             report = verify(request, on_event)
         except InfrastructureError as error:
+            if is_registered and _n_tests(memory)[candidate.attempt_id] >= MAX_INTERRUPTED_TESTS:
+                raise  # this was the repetition, begun by an earlier process
             run_log.LOGGER.warning("%s; retrying once", error, extra={"round": candidate.number})
             request = replace(request, attempt_index=memory.next_test_index())
             request, _ = place_of_earlier_process(memory, candidate, request)
@@ -92,6 +94,11 @@ def _register_test(memory: RunMemory, candidate: Candidate, request: VerifyReque
             at=utc_now(),
         )
     )
+
+
+def _n_tests(memory: RunMemory) -> Counter[str]:
+    """Count the registered tests of each attempt."""
+    return Counter(line.round_attempt_id for line in memory.attempt_state.registered_tests)
 
 
 def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> VerifyReport:
@@ -128,17 +135,20 @@ def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEve
 def verify_pending(memory: RunMemory, repo: Repo, on_event: OnEvent, verify: Verify = verify_here) -> list[HistoryRow]:
     """Verify nominated rounds whose process died before their verification. The caller holds the run.
 
-    A round whose verification fails, or was interrupted repeatedly, is left to `autoqec verify`.
+    A round whose verification fails, or was interrupted repeatedly, is left to `autoqec verify`, unless a job of the
+    cluster still makes its last test.
 
     Returns:
         The follow-up rows.
     """
-    n_tests = Counter(line.round_attempt_id for line in memory.attempt_state.registered_tests)
+    n_tests = _n_tests(memory)
     rows = []
     for pending in memory.state.rounds.values():
         row = pending.row
         is_pending = row.status == "ok" and row.verdict == "candidate" and row.verify_verdict is None
-        if not is_pending or pending.gone or n_tests[pending.attempt_id] >= MAX_INTERRUPTED_TESTS:
+        if not is_pending or pending.gone:
+            continue
+        if n_tests[pending.attempt_id] >= MAX_INTERRUPTED_TESTS and not _is_in_a_job(memory, pending):
             continue
         try:
             with _recorded_candidate(memory.layout, repo, row.round) as (info, round_state, candidate, secret):
@@ -149,6 +159,24 @@ def verify_pending(memory: RunMemory, repo: Repo, on_event: OnEvent, verify: Ver
         rows.append(report_and_row[1])
         on_event(RoundRecorded(round=row.round, phase="done", row=rows[-1]))
     return rows
+
+
+def _is_in_a_job(memory: RunMemory, round_state: RoundState) -> bool:
+    """Return whether a job was ordered for the newest test of the round; its result needs no further test."""
+    from autoqec.verification import job
+
+    indices = [
+        t.attempt_index for t in memory.attempt_state.registered_tests if t.round_attempt_id == round_state.attempt_id
+    ]
+    try:
+        order = job.read_order(memory.layout.round(round_state.row.round))
+    except (ContractError, OSError):
+        return False
+    return (
+        order is not None
+        and order.candidate.round_attempt_id == round_state.attempt_id
+        and order.attempt_index == indices[-1]
+    )
 
 
 def _verify_recorded(

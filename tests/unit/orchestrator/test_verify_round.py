@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.history import AlphaSpent
+from autoqec.contracts.job import VerificationOrder, VerificationSubject
 from autoqec.contracts.profiles import PROFILES
-from autoqec.errors import UsageError
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import InfrastructureError, UsageError
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.verification_request import (
@@ -23,6 +25,7 @@ from autoqec.orchestrator.verification_request import (
 )
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.verification import job, verifier
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.verifier import VerifyRequest
 from tests.support import rounds
@@ -101,6 +104,54 @@ def test_unrecorded_report_keeps_its_registered_position(tmp_path: Path) -> None
     test = monitor.result("evidence").model_copy(update={"attempt_index": 3})
     layout.round(1).report_json.write_text(json.dumps(report.model_copy(update={"test": test}).dump()))
     assert found.recorded_rules is None, "its line is of an earlier version"
+
+
+def order_of(layout: RunLayout, attempt_id: str, index: int) -> VerificationOrder:
+    subject = VerificationSubject(
+        round_dir=str(layout.round(1).dir), round=1, round_attempt_id=attempt_id, branch=None, commit_sha=None,
+        dsl_config={}, modules_dir=None, claimed=None, artifact_sha256=ONE,
+    )  # fmt: skip
+    return VerificationOrder(
+        name="a-job", options={}, code_sha256=TWO, run_id=rounds.RUN_ID, env_text="", profile=PROFILES["smoke"],
+        candidate=subject, attempt_index=index, discoveries_before=0, tested_artifacts={},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ordered", "verified"), [(None, 0), (("attempt-1", 1), 0), (("another", 2), 0), (("attempt-1", 2), 1)]
+)
+def test_repeated_verification_is_given_up_only_if_no_job_makes_it(
+    ordered: tuple[str, int] | None, verified: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process ended while a job made the second test: the next one awaits it, and makes no third test."""
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.round(1).verification_dir.mkdir(parents=True)
+    history = History(layout)
+    for line in (rounds.begun(1), charged("attempt-1", 1, ONE, 1), charged("attempt-1", 1, ONE, 2)):
+        history.append_attempt(line)
+    history.append_row(rounds.row(1, verdict="candidate", verify_verdict=None))
+    if ordered is not None:
+        order = order_of(layout, *ordered)
+        (layout.round(1).verification_dir / job.ORDER).write_text(json.dumps(order.dump()))
+    candidate = Candidate(1, "attempt-1", None, None, rounds.metrics(1), tmp_path)
+    request = VerifyRequest(
+        "", layout.round(1), tmp_path, {}, b"", PROFILES["smoke"], rounds.RUN_ID, True,
+        attempt_index=3, round_attempt_id="attempt-1",
+    )  # fmt: skip
+    verified_indices = []
+
+    def verify(request: VerifyRequest, on_event: Any) -> VerifyReport:
+        verified_indices.append(request.attempt_index)
+        raise InfrastructureError("the job was killed")
+
+    monkeypatch.setattr(
+        verify_round, "_recorded_candidate", lambda *_: nullcontext((rounds.info(), None, candidate, b""))
+    )
+    monkeypatch.setattr(verify_round, "request_with_parents", lambda *_: nullcontext(request))
+    monkeypatch.setattr(verifier, "artifact_sha256", lambda request: ONE)
+    rows = verify_round.verify_pending(RunMemory(layout.root), None, lambda *_: None, verify)  # type: ignore[arg-type]
+    assert rows == [] and verified_indices == [2] * verified
+    assert len(history.attempt_state().registered_tests) == 2
 
 
 @pytest.mark.parametrize("again", [False, True])
