@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse as sp
 import stim
 
 SEPARATOR, OUTSIDE = -1, np.iinfo(np.int64).min  # in lists of targets; observable k is -2 - k
 MAX_BLOCK = 4096  # errors
+MIN_PAIRS = 2**20  # connected detectors that are merged into components at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,46 @@ class Errors:
         latest = np.maximum.reduceat(found, starts)
         found[self.targets < 0] = rounds.max() + 1
         return np.minimum.reduceat(found, starts), latest
+
+
+class SectorFinder:
+    """Finds the detectors of the connected components in which an error flips an observable, as `matching_graph` does.
+
+    Errors are added block by block; what is kept of them is a label per detector.
+
+    Args:
+        n_detectors: Number of detectors of the model.
+    """
+
+    def __init__(self, n_detectors: int) -> None:
+        self._labels, self._logical = np.arange(n_detectors), np.zeros(n_detectors, bool)
+        self._pairs: list[np.ndarray] = []
+        self._n_pairs = 0
+
+    def add(self, errors: Errors) -> None:
+        """Add a block of errors."""
+        part = np.repeat(np.arange(len(errors)), errors.lengths) + np.cumsum(errors.targets == SEPARATOR)
+        is_detector = errors.targets >= 0
+        detectors, of_part = errors.targets[is_detector], part[is_detector]
+        logical_parts = part[~is_detector & (errors.targets != SEPARATOR)]
+        self._logical[detectors[np.isin(of_part, logical_parts)]] = True
+        joined = of_part[1:] == of_part[:-1]
+        self._pairs.append(np.stack([detectors[:-1][joined], detectors[1:][joined]]))
+        self._n_pairs += int(joined.sum())
+        if self._n_pairs > max(MIN_PAIRS, len(self._labels) // 4):
+            self._merge()
+
+    def found(self) -> np.ndarray:
+        """Return bool [n_detectors]."""
+        self._merge()
+        return np.isin(self._labels, self._labels[self._logical])
+
+    def _merge(self) -> None:
+        """Merge the components that pairs connect."""
+        ends = self._labels[np.concatenate([np.empty((2, 0), np.int64), *self._pairs], axis=1)]
+        adjacency = sp.coo_matrix((np.ones(ends.shape[1], bool), ends), (len(self._labels), len(self._labels)))
+        self._labels = sp.csgraph.connected_components(adjacency, directed=False)[1][self._labels]
+        self._pairs, self._n_pairs = [], 0
 
 
 def concatenate(blocks: Sequence[Errors]) -> Errors:

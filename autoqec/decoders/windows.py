@@ -30,7 +30,7 @@ from autoqec.decoders.decoding import (
     check_detection_events,
     unexplained_shots,
 )
-from autoqec.decoders.error_stream import OUTSIDE, SEPARATOR, Errors, ErrorStream, concatenate
+from autoqec.decoders.error_stream import OUTSIDE, SEPARATOR, Errors, ErrorStream, SectorFinder, concatenate
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem, detector_coordinates
 from autoqec.qec.sampling import pack
@@ -138,11 +138,17 @@ class WindowedDecoder:
         self._time_axis = min(self._coordinates.shape[1], 3) - 1
         self._times, self._rounds = np.unique(self._coordinates[:, self._time_axis], return_inverse=True)
         self._errors = ErrorStream(dem)
-        earliest, span = array("q"), 0
+        earliest, span, sector = array("q"), 0, SectorFinder(self.n_detectors)
         for block in self._errors:
+            sector.add(block)
             first, last = block.reach(self._rounds)
             earliest.append(int(first.min()))
             span = max(span, int((last - first).max()))
+        # A window need not have errors that flip observables.
+        self._in_sector = sector.found()
+        if not self._in_sector.any():
+            message, hint = "no detectable error flips an observable", "check OBSERVABLE_INCLUDE"
+            raise UsageError(message, location="detector error model", hint=hint)
         # A window's errors are read up to the last block in which one begins before its end.
         self._next_earliest = np.minimum.accumulate(np.array(earliest)[::-1])[::-1]
         # An error that begins in the first half of a window must end within the rounds that the window reads.
@@ -193,6 +199,8 @@ class WindowedDecoder:
         """Yield the detectors of each window, int [n], and its graph."""
         for window, errors in self._window_errors():
             ids = np.nonzero((self._rounds >= window.low) & (self._rounds < window.high))[0]
+            if not self._in_sector[ids].any():
+                continue
             graph = self._graph(window, ids, errors)
             self._unknown_edges[window] = graph.n_unknown_edges
             yield ids, graph
@@ -219,11 +227,13 @@ class WindowedDecoder:
         coordinates[:, self._time_axis] -= self._times[window.low]
         shifted = Window(*(each - window.low for each in vars(window).values()))
         window_array = np.array([*vars(shifted).values()])
-        parts = (errors.targets, errors.lengths, errors.probabilities, coordinates, window_array)
+        in_sector = self._in_sector[ids]
+        parts = (errors.targets, errors.lengths, errors.probabilities, coordinates, window_array, in_sector)
         key = tuple(part.tobytes() for part in parts)
         if key not in self._graphs:
             dem = _model(errors, coordinates, self.n_observables)
-            network = CheckpointDecoder.of_other_circuit(self._problem.with_other_dem(dem), self._path, gated=False)
+            problem = self._problem.with_other_dem(dem, in_sector)
+            network = CheckpointDecoder.of_other_circuit(problem, self._path, gated=False)
             self._graphs[key] = WindowGraph(shifted, network, self._rounds[ids] - window.low)
         self._graphs.move_to_end(key)
         if len(self._graphs) > MAX_CACHED:

@@ -157,7 +157,12 @@ def sector_graph(full_graph: TannerGraph, sector_mask: np.ndarray, name: str) ->
 
 
 def matching_graph(
-    mechanisms: list[tuple[Component, ...]], probs: np.ndarray, n_detectors: int, n_observables: int, name: str
+    mechanisms: list[tuple[Component, ...]],
+    probs: np.ndarray,
+    n_detectors: int,
+    n_observables: int,
+    name: str,
+    sector_mask: np.ndarray | None = None,
 ) -> MatchingGraph:
     """Merge parts of error mechanisms into edges; keep the connected components in which an edge flips an observable.
 
@@ -167,6 +172,8 @@ def matching_graph(
         n_detectors: Number of detectors of the DEM.
         n_observables: Number of observables of the DEM.
         name: The env's name, for errors.
+        sector_mask: bool [n_detectors], the detectors of the components to keep, of a part of a model whose other
+            parts have the errors that flip observables.
 
     Raises:
         UsageError: No detectable error flips an observable, or a probability is 1.
@@ -176,13 +183,9 @@ def matching_graph(
         for part in parts:
             if part[0]:  # a part without detectors can't be matched
                 index.setdefault(part, len(index))
-    labels = component_labels(index, n_detectors)
-    logical_components = {labels[detectors[0]] for detectors, mask in index if mask}
-    if not logical_components:
-        raise UsageError(
-            "no detectable error flips an observable", location=f"env `{name}`", hint="check OBSERVABLE_INCLUDE"
-        )
-    kept = [part for part in index if labels[part[0][0]] in logical_components]
+    if sector_mask is None:
+        sector_mask = _logical_sector(index, n_detectors, name)
+    kept = [part for part in index if sector_mask[part[0][0]]]
     prior, rows, columns = _merge_parts(mechanisms, probs, kept)
     used = prior > 0
     if not used.all():  # error mechanisms of probability 0 give edges of infinite weight
@@ -199,7 +202,6 @@ def matching_graph(
         observables[edge] = [mask >> bit & 1 for bit in range(n_observables)]
     shape = (len(mechanisms), len(kept))
     mechanism_to_edge = sp.csr_matrix((np.ones(len(rows), np.int32), (rows, columns)), shape)
-    sector_mask = np.isin(labels, list(logical_components))
     return MatchingGraph(
         observables=observables,
         prior=prior,
@@ -208,6 +210,18 @@ def matching_graph(
         out_of_sector=np.nonzero(~sector_mask)[0],
         endpoints=endpoints,
     )
+
+
+def _logical_sector(index: dict[Component, int], n_detectors: int, name: str) -> np.ndarray:
+    """Return bool [n_detectors], the detectors of the connected components in which an edge flips an observable."""
+    labels = component_labels(index, n_detectors)
+    logical_components = {labels[detectors[0]] for detectors, mask in index if mask}
+    if not logical_components:
+        raise UsageError(
+            "no detectable error flips an observable", location=f"env `{name}`", hint="check OBSERVABLE_INCLUDE"
+        )
+    found: np.ndarray = np.isin(labels, list(logical_components))
+    return found
 
 
 def _merge_parts(

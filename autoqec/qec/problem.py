@@ -84,19 +84,31 @@ class Problem:
         """
         return self.with_dem(estimated_model(self.env, self.source))
 
-    def with_other_dem(self, dem: stim.DetectorErrorModel) -> Problem:
-        """Return the problem of a detector error model of another circuit, with the coordinates in the model."""
-        return self._from_dem(self.env, None, dem, dem)
+    def with_other_dem(self, dem: stim.DetectorErrorModel, in_sector: np.ndarray | None = None) -> Problem:
+        """Return the problem of a detector error model of another circuit, with the coordinates in the model.
+
+        Args:
+            dem: The model.
+            in_sector: bool [n_detectors], of a part of a circuit, see `sector_mask` of `matching_graph`.
+        """
+        return self._from_dem(self.env, None, dem, dem, in_sector)
 
     @classmethod
-    def _from_dem(cls, env: EnvSpec, p: float | None, source: Source, dem: stim.DetectorErrorModel) -> Problem:
+    def _from_dem(
+        cls,
+        env: EnvSpec,
+        p: float | None,
+        source: Source,
+        dem: stim.DetectorErrorModel,
+        in_sector: np.ndarray | None = None,
+    ) -> Problem:
         dem = dem.flattened()
         probs, components = read_mechanisms(dem)
         H, L = incidence_matrices(components, dem.num_detectors, dem.num_observables)
         graph: DecodingGraph
         if env.backend == "mwpm":
             check_graphlike(components, env.name)
-            graph = matching_graph(components, probs, dem.num_detectors, dem.num_observables, env.name)
+            graph = matching_graph(components, probs, dem.num_detectors, dem.num_observables, env.name, in_sector)
         else:
             check_observables_detectable(H, L, env.name)
             graph = tanner_graph(H, L, probs, env.name)

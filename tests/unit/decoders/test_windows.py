@@ -115,6 +115,55 @@ def test_small_windows_make_about_as_many_errors(path: Path) -> None:
     assert abs(gained - lost) < 4 * np.sqrt(gained + lost)
 
 
+def flips_at_the_start(prob: Problem) -> stim.DetectorErrorModel:
+    """Return a model in which only errors of the first rounds flip the observable."""
+    times = {detector: position[-1] for detector, position in prob.dem.get_detector_coordinates().items()}
+    dem = stim.DetectorErrorModel()
+    for each in prob.dem.flattened():
+        targets = each.targets_copy()
+        if each.type == "error" and max((times[t.val] for t in targets if t.is_relative_detector_id()), default=0) > 4:
+            targets = [target for target in targets if not target.is_logical_observable_id()]
+        dem.append(each.type, each.args_copy(), targets)
+    return dem
+
+
+def test_windows_without_flips_of_the_observable_are_decoded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They carry the corrections on; the detectors that matching reads are those of the whole model."""
+    monkeypatch.setattr(error_stream, "MIN_PAIRS", 10)
+    whole = problem(3).with_other_dem(flips_at_the_start(problem(24)))
+    events = sample(problem(24), 2000, 1).detection_events
+    decoder = windowed(path, whole, 12)
+    matched = [ids[graph.detectors] for ids, graph in decoder._window_graphs()]
+    assert np.array_equal(np.unique(np.concatenate(matched)), whole.graph.in_sector)
+    expected = CheckpointDecoder.of_other_circuit(whole, path, gated=False).decode(events)
+    found = decoder.decode(events)
+    assert len(decoder.windows) > 2 and (found == expected).mean() > 0.97 and found.any()
+
+
+def test_windows_without_detectors_that_matching_reads_are_skipped(path: Path) -> None:
+    """After the rounds of one circuit come those of another one, which flips no observable."""
+    prob, dem = problem(8), stim.DetectorErrorModel()
+    dem += prob.dem
+    dem.append("shift_detectors", [0, 0, 30], [prob.n_detectors])
+    for each in prob.dem.flattened():
+        dem.append(each.type, each.args_copy(), [t for t in each.targets_copy() if not t.is_logical_observable_id()])
+    first = sample(prob, 500, 1).detection_events
+    events = pack(np.concatenate([unpack(first, prob.n_detectors)] * 2, axis=1))
+    decoder = WindowedDecoder(problem(3).env, path, dem, 6)
+    assert (decoder.decode(events) == whole_predictions(path, prob, first)).mean() > 0.95
+    assert len(list(decoder._window_graphs())) < len(decoder.windows)
+
+
+def test_model_without_flips_of_the_observable_is_rejected(path: Path) -> None:
+    dem = stim.DetectorErrorModel()
+    for each in problem(24).dem.flattened():
+        targets = [target for target in each.targets_copy() if not target.is_logical_observable_id()]
+        dem.append(each.type, each.args_copy(), targets)
+    with pytest.raises(UsageError, match="no detectable error flips an observable") as caught:
+        WindowedDecoder(problem(3).env, path, dem, 6)
+    assert caught.value.location == "detector error model"
+
+
 def test_repeated_rounds_share_one_graph(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many networks for 200 rounds as for 40: only the first and the last windows differ."""
     kept = []
