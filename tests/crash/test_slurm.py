@@ -442,9 +442,11 @@ def test_command_line_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) -> Non
         "run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--json", *flags, **cluster.env
     )
     assert result.code == 0, result.err
-    (number,) = set(cluster.jobs()) - set(known)
+    submitted = set(cluster.jobs()) - set(known)
     job_events = [value for value in result.objects if value["event"] == "job"]
-    assert {value["job"] for value in job_events} == {number} and "RUNNING" in {value["state"] for value in job_events}
+    number = job_events[0]["job"]
+    assert {value["job"] for value in job_events} == submitted, "the round's, and that of a verification"
+    assert "RUNNING" in {value["state"] for value in job_events}
     assert any(value["event"] == "training" for value in result.objects), "its progress is seen from here"
     assert f"Round 1 is SLURM job {number}: " in result.err and result.objects[-1]["event"] == "run_finished"
 
