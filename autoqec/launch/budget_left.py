@@ -23,7 +23,7 @@ def remaining(
         settings: The run's settings, with its limits.
         state: State of the run.
         spent: What the language models cost so far.
-        elapsed_s: Seconds since the run was started or resumed.
+        elapsed_s: Seconds that count for `hours`: since the run was started or resumed, or since its first job began.
         trial_hours: Compute hours of trials, which no row has.
     """
     limits, used = dict(settings.budget), {"rounds": float(state.totals.finished), "hours": elapsed_s / 3600}

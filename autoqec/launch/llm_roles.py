@@ -34,6 +34,7 @@ from autoqec.system import machine
 if TYPE_CHECKING:
     from autoqec.llm.base import LanguageModel
     from autoqec.llm.ledger import Ledger
+    from autoqec.orchestrator.budget import Clock
     from autoqec.orchestrator.run import RunContext
 
 V = TypeVar("V", IdeatorView, CoderView, AnalystView)
@@ -43,7 +44,7 @@ R = TypeVar("R")
 class LlmRoles:
     """Builds the roles; `budget_message` says why no further call may be made, once that is so."""
 
-    def __init__(self, choice: RoleOptions, run: RunContext, on_event: OnEvent) -> None:
+    def __init__(self, choice: RoleOptions, run: RunContext, on_event: OnEvent, clock: Clock) -> None:
         from autoqec.llm.cassette import CassetteFile
         from autoqec.llm.ledger import Ledger
         from autoqec.llm.paid_answers import PaidAnswers, PaidAnswersLM, settle_recorded_calls
@@ -52,7 +53,7 @@ class LlmRoles:
         self.budget_message: str | None = None
         self._unusable_models: set[str] = set()
         self._round_timeout_s = round_timeout_s()
-        self._started = time.monotonic()
+        self._clock = clock
         self._model_seconds: defaultdict[str, float] = defaultdict(float)  # by attempt
         layout = run.layout
         if choice.cassette is not None and choice.cassette.resolve() != layout.cassette:
@@ -133,8 +134,8 @@ class LlmRoles:
         settings = self._run.memory.history.info().settings
         if settings is None:
             return []
-        elapsed_s = time.monotonic() - self._started
-        return remaining(settings, self._run.memory.state, self._ledger.totals, elapsed_s, self.trials.hours)
+        state, elapsed_s = self._run.memory.state, self._clock.elapsed()
+        return remaining(settings, state, self._ledger.totals, elapsed_s, self.trials.hours)
 
     def _machine(self) -> Callable[[], dict[str, Any]]:
         """As `machine_state` for the run, but without loading torch; the machine is inspected once."""

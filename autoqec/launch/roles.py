@@ -14,7 +14,7 @@ from autoqec.ideators.notebook import current_lessons
 from autoqec.ideators.replay import ReplayIdeator
 from autoqec.launch.llm_roles import LlmRoles
 from autoqec.launch.role_options import RoleOptions, load_replay
-from autoqec.orchestrator.budget import Budget
+from autoqec.orchestrator.budget import Budget, Clock
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, search
 from autoqec.store import run_log
 from autoqec.store.run_state import RunState
@@ -55,12 +55,23 @@ def learn(choice: RoleOptions, run: Run) -> int:
 
 
 def build_roles(
-    choice: RoleOptions, run: RunContext, on_event: OnEvent, budget: Budget | None = None
+    choice: RoleOptions,
+    run: RunContext,
+    on_event: OnEvent,
+    budget: Budget | None = None,
+    clock: Clock | None = None,
 ) -> tuple[Roles, RunBudget]:
     """Build the roles of an opened run and the limits that end it.
 
     Calls are recorded and booked in the run directory. If the next call could exceed the budget of the language models,
     the run ends before another round, and the current round is finished by the roles without a model.
+
+    Args:
+        choice: The roles.
+        run: The run.
+        on_event: Receives the events of the roles.
+        budget: Limits besides those of the language models.
+        clock: Time that counts for the limit `hours`, as the Ideator reads it.
     """
     limits = asdict(budget or Budget())
     if choice.ideator in BUILTIN_IDEATORS:
@@ -68,7 +79,7 @@ def build_roles(
     if choice.replay_of is not None:
         replay = load_replay(choice.replay_of, run.repo.root)
         return Roles(replay), RunBudget(**limits, stop_condition=partial(_replay_exhausted, replay))
-    models = LlmRoles(choice, run, run_log.logged(on_event))
+    models = LlmRoles(choice, run, run_log.logged(on_event), clock or Clock())
     ideator = models.ideator()
     return (
         Roles(

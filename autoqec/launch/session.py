@@ -61,6 +61,7 @@ def run_session(
     with ExitStack() as stack:
         listeners, limits, interrupts = [on_event], RunBudget(), InterruptHandler()
         began = time.time() if detached_since is None else detached_since.timestamp()
+        clock = Clock(time.time() - began)
         leave = None if detached_since is None else lambda: interrupts.requested
         unusable_models: list[str] = []
 
@@ -72,7 +73,7 @@ def run_session(
 
         def roles(context: RunContext) -> loop.Roles:
             nonlocal limits
-            built, limits = build_roles(options.choice, context, notify, options.budget)
+            built, limits = build_roles(options.choice, context, notify, options.budget, clock)
             return built
 
         run = stack.enter_context(open_run(options, roles, notify, command_line))
@@ -88,7 +89,7 @@ def run_session(
                 parallel=options.parallel,
                 executor=options.executor(leave),
                 interrupts=interrupts,
-                clock=Clock(time.time() - began),
+                clock=clock,
             )
         except KeyboardInterrupt as error:
             hint = f"autoqec run --resume {run.layout.run_id}"

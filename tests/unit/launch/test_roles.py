@@ -13,6 +13,7 @@ from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import Event, LlmUnusable, ignore
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.settings import RunSettings
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.launch import role_options
@@ -21,6 +22,7 @@ from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.llm.config import round_timeout_s
 from autoqec.llm.errors import CassetteMissError, LlmAuthError
 from autoqec.llm.ledger import Ledger
+from autoqec.orchestrator.budget import Clock
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Run, search
 from autoqec.store import jsonl
 from autoqec.store.history import History
@@ -204,6 +206,19 @@ def test_notes_of_earlier_runs_are_in_the_prompt(run: Run, model: str, tmp_path:
     (line,) = jsonl.read(run.layout.cassette)
     prompt = json.dumps(line["request"])
     assert "notes from earlier runs" in prompt and "train_error: NaN" in prompt and "hidden=11" in prompt
+
+
+def test_model_reads_what_the_clock_of_the_run_leaves(run: Run, served: MessagesServer) -> None:
+    """A job of a detached run continues the clock of the jobs before it."""
+
+    class Later(Clock):
+        def elapsed(self) -> float:
+            return 5400.0
+
+    run.memory.history.update_settings(RunSettings(budget={"hours": 2.0}))
+    served.script(say_json({}))
+    build_roles(RoleOptions("llm", model="claude-opus-5-5"), run, ignore, clock=Later())[0].ideator(view(run))
+    assert "hours: 0.5 of 2" in str(served.requests[0]["messages"])
 
 
 def test_every_round_is_learned_once(run: Run, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -12,8 +14,10 @@ from autoqec.contracts.dsl import TrainingConfig
 from autoqec.contracts.events import ignore
 from autoqec.contracts.profiles import profile_of
 from autoqec.errors import UsageError
+from autoqec.launch import session
 from autoqec.launch.options import RunOptions, complete_options, parse_run_options
-from autoqec.launch.session import open_run
+from autoqec.launch.session import open_run, run_session
+from autoqec.orchestrator.budget import Clock
 from autoqec.orchestrator.run import Roles, Run, search
 from autoqec.runner.round_memory import RoundMemory
 from autoqec.store.files import load_env
@@ -50,3 +54,21 @@ def test_rounds_in_jobs_need_no_memory_for_training_here(
     new = ("run", "env.yaml", "--profile", "smoke", "--ideator", "tpe", "--rounds", "1", "--dry-run")
     assert run_cli(group, [*new, "--executor", "slurm"]) == 0
     assert run_cli(group, new) == 2
+
+
+def test_roles_read_the_clock_that_began_with_the_detached_run(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace.root)
+    clocks: list[Clock] = []
+
+    def build(*given: Any) -> NoReturn:
+        clocks.extend(one for one in given if isinstance(one, Clock))
+        raise UsageError("no roles")
+
+    monkeypatch.setattr(session, "build_roles", build)
+    since = datetime.now(UTC) - timedelta(hours=1)
+    chosen = options("env.yaml", profile="smoke", ideator="tpe", rounds=1)
+    with pytest.raises(UsageError, match="no roles"):
+        run_session(chosen, ignore, detached_since=since)
+    assert clocks[0].elapsed() >= 3599.0
