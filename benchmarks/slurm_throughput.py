@@ -21,7 +21,7 @@ from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.slurm import SlurmExecutor
 from autoqec.orchestrator.run import search
 from autoqec.runner import job
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 from benchmarks.parallel import ENV, cpu_seconds, nominate_nothing
 from benchmarks.table import Row, record
 from tests.crash import canned
@@ -39,7 +39,7 @@ def work(round_dir: str, number: int, *, sleep_s: float) -> None:
 
 
 def measure(directory: Path, rounds: int, slots: int, sleep_s: float) -> tuple[float, float]:
-    """Return wall-clock seconds of the run and CPU seconds of its process and of the commands that it called."""
+    """Return elapsed seconds of the run and CPU seconds of its process and of the commands that it called."""
     make_workspace(directory / "workspace", ENV)
     cluster_dir = directory / "cluster"
     cluster_dir.mkdir()

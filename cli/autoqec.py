@@ -216,7 +216,7 @@ def _current_option_name(name: str) -> str:
     "--budget",
     metavar="KEY=NUMBER,…",
     default="",
-    help="Limits; the run stops at the first one reached. hours: wall time from this start, or from the start of a "
+    help="Limits; the run stops at the first one reached. hours: elapsed time from this start, or from the start of a "
     "detached run, including its time in the queue; compute_hours, cpu_hours, gpu_hours: training and validation; "
     "plateau: rounds without a change of the Pareto front; usd, tokens: language models; rounds.",
 )

@@ -38,9 +38,10 @@ from autoqec.ideators.run_record import ReadCode, ReadEvidence, format_code, for
 from autoqec.ideators.view_budget import CONTEXT_CHARS, STATE_CHARS, TURN_CHARS
 from autoqec.ideators.view_text import budget_block, format_ideator_view, format_loss_curves, machine_block, notes_block
 from autoqec.llm.base import LanguageModel, Message, Request
-from autoqec.store.layout import RoundLayout, RunLayout
+from autoqec.store.layout import RunLayout
 from autoqec.store.progress import read_loss_curves
 from autoqec.store.round_files import load_contract, read_metrics
+from autoqec.store.round_layout import RoundLayout
 
 MAX_SOURCE_CHARS = 60_000  # of source code shown to the Coder
 _MACHINE_DEPENDENT_FIELDS = (

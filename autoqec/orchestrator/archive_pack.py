@@ -19,8 +19,9 @@ from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.orchestrator.secret import read_published_secret
 from autoqec.store import atomic, files
 from autoqec.store.history import History
-from autoqec.store.layout import VERIFICATION, RunLayout
+from autoqec.store.layout import RunLayout
 from autoqec.store.round_files import read_contract
+from autoqec.store.round_layout import VERIFICATION
 from autoqec.system.git import Repo
 from autoqec.system.git.trees import check_trees, largest_checkout
 from autoqec.system.scratch import scratch

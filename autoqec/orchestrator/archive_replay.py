@@ -27,9 +27,10 @@ from autoqec.orchestrator.memory import RunMemory
 from autoqec.qec import decoder_trust
 from autoqec.store import atomic, files
 from autoqec.store.history import History
-from autoqec.store.layout import RoundLayout, RunLayout, runs_dir
+from autoqec.store.layout import RunLayout, runs_dir
 from autoqec.store.recorded_layout import recorded_location
 from autoqec.store.round_files import read_contract
+from autoqec.store.round_layout import RoundLayout
 from autoqec.store.run_state import fold
 from autoqec.system import machine, sandbox
 from autoqec.system.git import GitError, Repo

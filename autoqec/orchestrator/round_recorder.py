@@ -14,7 +14,7 @@ from autoqec.contracts.timing import seconds_between
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store.attempt_state import Attempt
-from autoqec.store.layout import path_in_run
+from autoqec.store.round_layout import path_in_run
 
 _FOLLOW_UP_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "autoqec:follow-up")
 _ABORTED = "the round was aborted: the process died before it was recorded"

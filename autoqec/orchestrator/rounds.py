@@ -37,8 +37,9 @@ from autoqec.orchestrator.verification_request import Candidate
 from autoqec.orchestrator.verify_round import Verify, verify_candidate
 from autoqec.store import atomic, files
 from autoqec.store.attempt_state import Attempt
-from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RoundLayout, pointer_on_branch, quarantine_branch_of
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, quarantine_branch_of
 from autoqec.store.round_files import load_round
+from autoqec.store.round_layout import RoundLayout, pointer_on_branch
 from autoqec.store.run_log import LOGGER
 from autoqec.store.run_state import RoundState
 from autoqec.system import sandbox

@@ -16,7 +16,7 @@ from autoqec.contracts.verdict import PairedCounts
 from autoqec.errors import ContractError
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult
 from autoqec.store import atomic
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 
 MAX_RESULT_BYTES = 65_536
 MAX_EVENT_BYTES = 4_096  # per line

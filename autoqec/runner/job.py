@@ -14,7 +14,7 @@ from autoqec.contracts.job import JobOrder
 from autoqec.errors import AutoqecError
 from autoqec.runner import runner
 from autoqec.store import atomic
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 from autoqec.system import machine, sandbox, slurm
 
 

@@ -21,8 +21,8 @@ from autoqec.runner.pointer import write_round_pointer
 from autoqec.runner.round_process import ChildOutcome, failed_result, run_in_child
 from autoqec.runner.spec import SCRATCH_DIR, ChildResult, ChildStatus
 from autoqec.store import atomic, files
-from autoqec.store.layout import RoundLayout
 from autoqec.store.round_files import read_contract
+from autoqec.store.round_layout import RoundLayout
 from autoqec.system import git, machine
 
 

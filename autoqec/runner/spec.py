@@ -12,7 +12,7 @@ from autoqec.contracts.family import MAX_MEMBERS
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import FailureCause
 from autoqec.contracts.verdict import MemberCounts, PairedCounts
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 
 EVENTS = "events.jsonl"
 RESULT = "result.json"

@@ -1,4 +1,4 @@
-"""Paths under runs/ and .worktrees/ and names of branches and refs. Only the layout modules here spell paths."""
+"""Paths of a run under runs/ and .worktrees/, names of branches and refs. Only the layout modules here spell paths."""
 
 from __future__ import annotations
 
@@ -8,105 +8,12 @@ from pathlib import Path, PurePath
 
 from autoqec.contracts import names
 from autoqec.store.recorded_layout import recorded_location
+from autoqec.store.round_layout import RoundLayout
 
 RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")  # `$` would also match before a trailing newline
 BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
 EDITABLE_MODULES = "autoqec/decoders/modules"
-VERIFICATION = "verification"
 EDITABLE_CONFIG = f"{EDITABLE_MODULES}/predecoder.yaml"
-
-
-@dataclass(frozen=True)
-class RoundLayout:
-    """Files of one round directory."""
-
-    dir: Path
-    round: int
-
-    @property
-    def config(self) -> Path:
-        """`config.yaml`."""
-        return self.dir / "config.yaml"
-
-    @property
-    def train_log(self) -> Path:
-        """`train.log`."""
-        return self.dir / "train.log"
-
-    @property
-    def checkpoint(self) -> Path:
-        """`checkpoint.pt`."""
-        return self.dir / "checkpoint.pt"
-
-    @property
-    def metrics(self) -> Path:
-        """`metrics.json`."""
-        return self.dir / "metrics.json"
-
-    @property
-    def manifest(self) -> Path:
-        """`artifact_manifest.json`."""
-        return self.dir / "artifact_manifest.json"
-
-    @property
-    def manifest_error(self) -> Path:
-        """`manifest_error.txt`."""
-        return self.dir / "manifest_error.txt"
-
-    @property
-    def pointer(self) -> Path:
-        """The round's copy of its pointer."""
-        return self.dir / pointer_name(self.round)
-
-    @property
-    def train_dir(self) -> Path:
-        """`train`."""
-        return self.dir / "train"
-
-    @property
-    def progress(self) -> Path:
-        """`progress.csv`."""
-        return self.train_dir / "progress.csv"
-
-    @property
-    def job(self) -> Path:
-        """The order for a cluster's job: written before the job is submitted, deleted when it is cancelled."""
-        return self.dir / "job.json"
-
-    @property
-    def job_claim(self) -> Path:
-        """The id of the one job that works on the order."""
-        return self.dir / "job_claim"
-
-    @property
-    def job_dir(self) -> Path:
-        """Script and logs of the cluster's job."""
-        return self.dir / "job"
-
-    @property
-    def verification_dir(self) -> Path:
-        """Order, seeds, result and logs of a verification in a cluster's job; removed when its result was read."""
-        return self.dir / VERIFICATION
-
-    @property
-    def transcript(self) -> Path:
-        """`transcript.jsonl`: the turns of the language models."""
-        return self.dir / "transcript.jsonl"
-
-    @property
-    def trial_dir(self) -> Path:
-        """Files of a trial while it runs."""
-        return self.dir / "trial"
-
-    @property
-    def report_md(self) -> Path:
-        """`verification_report.md`."""
-        return self.dir / "verification_report.md"
-
-    @property
-    def report_json(self) -> Path:
-        """`verification_report.json`."""
-        return self.dir / "verification_report.json"
 
 
 @dataclass(frozen=True)
@@ -299,11 +206,6 @@ class RunLayout:
         return f"{self.pin_prefix}{attempt_id}"
 
 
-def path_in_run(number: int, path: str | None) -> str | None:
-    """Return the path of a file of a round relative to the run directory, `round_<N>/NAME`, as stored in rows."""
-    return None if path is None else f"round_{number}/{PurePath(path).name}"
-
-
 def partial_run_id(run_id: str) -> str:
     """Return the name of a run directory during its creation, which no command accepts as a run id."""
     return f".{run_id}.partial"
@@ -347,16 +249,6 @@ def quarantine_branch_of(branch: str) -> str:
 def round_branch_of(branch: str) -> str:
     """Return the original name of a quarantined branch; any other name is returned unchanged."""
     return "exp/" + branch.removeprefix("quarantine/") if branch.startswith("quarantine/") else branch
-
-
-def pointer_name(number: int) -> str:
-    """Return the file name of a round's pointer."""
-    return f"round_{number}_pointer.json"
-
-
-def pointer_on_branch(number: int) -> str:
-    """Return the path of the pointer in the tree of the branch."""
-    return f"round_{number}/{pointer_name(number)}"
 
 
 def branch_round(branch: str) -> int | None:

@@ -13,7 +13,7 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError, ContractError
 from autoqec.store import atomic
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 
 ContractT = TypeVar("ContractT", bound=Contract)
 

@@ -52,10 +52,11 @@ def command(target: str, write: Path | None, model: str | None, out: Output) -> 
 
 def _diagnose(target: str) -> list[Diagnosis]:
     from autoqec.reporting.diagnose import diagnose_round, diagnose_run
+    from autoqec.store.round_layout import RoundLayout
 
     directory = Path(target).resolve()
     number = directory.name.removeprefix("round_")
-    round_layout = layout.RoundLayout(directory, int(number) if number.isdigit() else 1)
+    round_layout = RoundLayout(directory, int(number) if number.isdigit() else 1)
     if not round_layout.metrics.exists() and number == directory.name:
         return diagnose_run(locate.run_layout(target))
     env = layout.RunLayout(directory.parent.parent.parent, directory.parent.name).env

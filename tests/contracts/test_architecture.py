@@ -21,6 +21,7 @@ LIGHT_PACKAGES = (
 STARTERS = {"subprocess", "multiprocessing", "pty", "joblib"}
 OS_STARTERS = {"fork", "forkpty", "system", "popen", "posix_spawn", "posix_spawnp", "execv", "execve", "execvp"}
 PRINTERS = {"print", "sys.stdout.write", "sys.stderr.write"}
+MAX_MODULE_LINES, MAX_FUNCTION_LINES = 350, 60
 # Parts of paths under runs/ and .worktrees/.
 SPELLED = re.compile(r"^(.*/)?(runs|\.worktrees)(/.*)?$|(history|attempts)\.jsonl|pareto.*\.json$")
 
@@ -96,10 +97,32 @@ def test_only_the_git_package_runs_git() -> None:
     assert found <= {"autoqec/system/git/__init__.py"}
 
 
+def test_modules_and_functions_are_short() -> None:
+    """At most 350 lines in a module and 60 in a function without its docstring."""
+    long = []
+    for path, tree in sources():
+        if (lines := (ROOT / path).read_text(encoding="utf-8").count("\n")) > MAX_MODULE_LINES:
+            long.append(f"{path}: {lines}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[0]
+                is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+                documented = (first.end_lineno or 0) - first.lineno + 1 if is_docstring else 0
+                if (lines := (node.end_lineno or 0) - node.lineno + 1 - documented) > MAX_FUNCTION_LINES:
+                    long.append(f"{path}: {node.name}: {lines}")
+    assert not long
+
+
 def test_only_the_layout_contains_path_names() -> None:
     """A path component is an operand of `/` or a string with a slash."""
     # git prunes worktrees below a default path; the run-history questions read runs from any directory
-    allowed = {"store/layout", "store/package_layout", "system/git/write", "continual/environments/ledger"}
+    allowed = {
+        "store/layout",
+        "store/round_layout",
+        "store/package_layout",
+        "system/git/write",
+        "continual/environments/ledger",
+    }
     found = set()
     for path, tree in sources():
         parts = {text for text in strings(tree) if "/" in text and " " not in text and "\n" not in text}

@@ -212,7 +212,7 @@ def _train_and_measure(config: Config, env: EnvSpec, profile: Profile, seed: int
     from autoqec.runner.family import build_agent
     from autoqec.runner.logger import TrainLogger
     from autoqec.runner.training import TrainingBudget, phases, train
-    from autoqec.store.layout import RoundLayout
+    from autoqec.store.round_layout import RoundLayout
 
     dsl, problem = parse_dsl(config), Problem.from_env(env)
     model = compile_predecoder(dsl, problem, seed=seed)

@@ -25,8 +25,9 @@ from autoqec.orchestrator.executors.local import JobsLeftError
 from autoqec.orchestrator.executors.slurm_verification import SlurmVerification
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
-from autoqec.store.layout import RoundLayout, pointer_on_branch, shared_with_jobs
+from autoqec.store.layout import shared_with_jobs
 from autoqec.store.round_files import read_contract
+from autoqec.store.round_layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine, sandbox, slurm
 from autoqec.system.container import Image
 

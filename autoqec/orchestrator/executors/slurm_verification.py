@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autoqec.contracts.events import JobReported, OnEvent, ignore
 from autoqec.errors import InfrastructureError
 from autoqec.installation import IMPORT_DIR
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 from autoqec.system import slurm
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from autoqec.qec.problem import Problem
 from autoqec.runner import AsyncRl, MinibatchRl, SyncRl
 from autoqec.runner.affinity import Affinity, format_cpus
 from autoqec.runner.logger import TrainLogger
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 
 from .loops.support import Make
 

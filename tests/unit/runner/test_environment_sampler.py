@@ -34,7 +34,7 @@ from autoqec.runner.environment_sampler import (
     policy_network,
 )
 from autoqec.runner.logger import TrainLogger
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 
 
 @dataclass

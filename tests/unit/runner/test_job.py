@@ -14,8 +14,8 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import UsageError
 from autoqec.runner import job, round_process
 from autoqec.store import atomic
-from autoqec.store.layout import RoundLayout
 from autoqec.store.round_files import read_contract
+from autoqec.store.round_layout import RoundLayout
 from autoqec.system import machine, sandbox
 
 from .conftest import SMALL, config_for

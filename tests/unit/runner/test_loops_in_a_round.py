@@ -16,7 +16,7 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics
 from autoqec.runner.runner import run_round
 from autoqec.runner.spec import SCRATCH_DIR
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 from autoqec.system import sandbox
 from tests.support.processes import spawned
 

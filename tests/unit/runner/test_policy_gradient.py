@@ -20,7 +20,7 @@ from autoqec.runner.policy_gradient import PolicyGradient, PolicySampler, flip_l
 from autoqec.runner.replay_buffer import ReplayBuffer
 from autoqec.runner.samplers import Samples, partition_seed_range
 from autoqec.runner.training import TrainingBudget, loop_options, phases
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 
 from .conftest import make_agent
 from .loops.support import FLIPS

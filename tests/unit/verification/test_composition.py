@@ -15,7 +15,7 @@ from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import paired_effect
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 from autoqec.verification import artifact, verifier
 from autoqec.verification.compare import report_differences
 from autoqec.verification.composition import CompositionCounts, Interaction, decide_composition, evaluate_composition

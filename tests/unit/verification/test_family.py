@@ -17,7 +17,7 @@ from autoqec.qec.stats import paired_effect
 from autoqec.runner.family import build_agent
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.training import TrainingBudget, phases, train
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 from autoqec.verification import guards, job, shot_cache, verifier
 from autoqec.verification import report as report_files
 from autoqec.verification.assemble import MISCOVERAGE, member_results

@@ -23,7 +23,7 @@ from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.loops.async_rl import ParameterServer, figure_arrays
 from autoqec.runner.replay_buffer import FieldSelection, Throttle, run_copier
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 
 from ..test_process_group import alive, wait_until_ended
 from .support import Make, difference
@@ -246,7 +246,7 @@ OPTIMIZER = """
 import os, signal, sys
 from pathlib import Path
 from autoqec.runner import AsyncRl
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 from tests.unit.runner.loops.support import Make
 from tests.unit.runner.loops.test_async_rl import loop_of
 

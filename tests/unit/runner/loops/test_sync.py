@@ -11,7 +11,7 @@ import pytest
 from autoqec.errors import RoundError
 from autoqec.runner import MinibatchRl, SyncRl, SyncRlEval
 from autoqec.runner.logger import TrainLogger
-from autoqec.store.layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout
 
 from .support import Make, difference
 
