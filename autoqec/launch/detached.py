@@ -91,7 +91,7 @@ def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime]
         # Before anything is written, so that the chain survives a full disk; each job that could not record its start
         # leaves a gap in the numbers.
         if number - last.number < MAX_WITHOUT_PROGRESS:
-            state = _queue_successor(layout, settings, state)
+            state, _ = _queue_successor(layout, settings, state)  # if it is refused, tried again at the end
         _await_lock(layout)
         state = _begin(layout, state)
         outcome = _run_when_unlocked(layout, lambda: run_rounds(state.began))
@@ -104,10 +104,10 @@ def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime]
     if not outcome.interrupted or outcome.stop_reason == run_control.STOPPED:
         _end(layout, state, outcome.stop_reason)
         return
-    state = _queue_successor(layout, settings, state.model_copy(update={"handed_over": True}))
+    state, refusal = _queue_successor(layout, settings, state.model_copy(update={"handed_over": True}))
     run_control.write_detached(layout, state)
     if state.successor_id is None:
-        _end(layout, state, "no further job could be queued; see its log")
+        _end(layout, state, f"no further job could be queued: {refusal}")
 
 
 def _unended_chain(layout: RunLayout, number: int) -> DetachedRun:
@@ -143,7 +143,7 @@ def _begin(layout: RunLayout, state: DetachedRun) -> DetachedRun:
     last = _unended_chain(layout, state.number)  # again: it may have ended while this job waited for the lock
     finished_rounds = History(layout).state().totals.finished
     has_progress = last.handed_over or finished_rounds != last.finished_rounds
-    was_requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0  # preempted, or its node failed: not its fault
+    was_requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0  # preempted, or its node failed
     without_progress = 0 if has_progress else last.jobs_without_progress + (not was_requeued)
     without_progress += max(0, state.number - last.number - 1)  # could not record their start
     counts = {"finished_rounds": finished_rounds, "jobs_without_progress": without_progress}
@@ -157,16 +157,17 @@ def _begin(layout: RunLayout, state: DetachedRun) -> DetachedRun:
     return state
 
 
-def _queue_successor(layout: RunLayout, settings: RunSettings, state: DetachedRun) -> DetachedRun:
-    """Queue the next job unless it is queued; writes no state. A failure is logged; this job tries again at its end."""
+def _queue_successor(layout: RunLayout, settings: RunSettings, state: DetachedRun) -> tuple[DetachedRun, str]:
+    """Queue the next job unless it is queued; write no state. Return the state, and why the job was not queued."""
     if state.successor_id is not None and any_alive(state.successor_id) is not False:
-        return state
-    successor_id = None
+        return state, ""
+    successor_id, refusal = None, ""
     try:
         successor_id = orchestrator_job.submit(layout, settings, state.number + 1, after=state.job_id)
     except (AutoqecError, OSError) as error:
-        run_log.LOGGER.warning("the next job of the run was not queued: %s", error)
-    return state.model_copy(update={"successor_id": successor_id})
+        refusal = str(error)
+        run_log.LOGGER.warning("the next job of the run was not queued: %s", refusal)
+    return state.model_copy(update={"successor_id": successor_id}), refusal
 
 
 def _end(layout: RunLayout, state: DetachedRun, reason: str) -> None:

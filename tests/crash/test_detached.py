@@ -383,7 +383,8 @@ def test_refused_successor_is_tried_again_at_the_end(
     monkeypatch.setenv("SLURM_JOB_ID", str(state.successor_id))
     in_job(layout, 2, HANDED_OVER)
     ended = run_control.last_chain(layout)
-    assert ended is not None and "no further job" in str(ended.ended)
+    assert ended is not None and "no further job could be queued" in str(ended.ended)
+    assert "Unable to contact slurm controller" in str(ended.ended), "what the user has to know"
 
 
 def test_time_limit_is_announced_to_the_command(fake: Cluster, tmp_path: Path) -> None:
