@@ -15,7 +15,7 @@ HINT = "use `autoqec decode --window ROUNDS` with a checkpoint of type `local`, 
 
 def decoding_size(env: EnvSpec, dem: stim.DetectorErrorModel | None) -> ModelSize:
     """Return the size of the model that is decoded: `dem`, or that of the env if it is None."""
-    return ModelSize.of_env(env, env.target) if dem is None else ModelSize.of(dem, env.backend)
+    return ModelSize.of_env(env, env.target) if dem is None else ModelSize.of(dem, env)
 
 
 def require_decode_memory(size: ModelSize, decoders: int, n_shots: int | None = None) -> None:

@@ -30,8 +30,8 @@ from autoqec.decoders.decoding import (
     check_detection_events,
     unexplained_shots,
 )
-from autoqec.decoders.error_stream import OUTSIDE, SEPARATOR, Errors, ErrorStream, SectorFinder, concatenate
 from autoqec.errors import UsageError
+from autoqec.qec.error_stream import OUTSIDE, SEPARATOR, Errors, ErrorStream, SectorFinder, concatenate
 from autoqec.qec.problem import Problem, detector_coordinates
 from autoqec.qec.sampling import pack
 from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching

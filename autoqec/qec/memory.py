@@ -6,13 +6,16 @@ refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import stim
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.qec.codes import build_source
-from autoqec.qec.problem import error_model
+from autoqec.qec.error_stream import SEPARATOR, ErrorStream, SectorFinder
+from autoqec.qec.problem import detector_coordinates, error_model
 from autoqec.system.memory import require_bytes
 
 # Bytes per target of an error, measured at d=5 and 9 with 100 to 1,000 rounds: 159 to 172 while a matching graph is
@@ -21,6 +24,7 @@ BUILD_BYTES = {"mwpm": 150}
 OTHER_BUILD_BYTES = 100
 KEPT_BYTES = 60
 MODEL = "model and graph"
+REPETITIONS = 3  # of a loop that are read; from the second on, each has the same errors and connections
 
 
 @dataclass(frozen=True)
@@ -30,22 +34,37 @@ class ModelSize:
     Attributes:
         backend: The inner decoder.
         n_detectors: Detectors.
-        n_errors: Error mechanisms.
+        n_errors: Error mechanisms that flip something.
         n_targets: Detectors, observables and separators of all of them.
-        n_parts: Different parts of error mechanisms, edges of a matching graph of all sectors; a part that the
-            repetitions of a loop share counts in each of them.
+        n_edges: Variables of the graph that is decoded: for matching, edges of the components in which an edge flips
+            an observable; for a Tanner graph of one sector, error mechanisms that differ there.
     """
 
     backend: str
     n_detectors: int
     n_errors: int
     n_targets: int
-    n_parts: int
+    n_edges: int
 
     @classmethod
-    def of(cls, dem: stim.DetectorErrorModel, backend: str) -> ModelSize:
-        """Count what a model has, without unrolling its loops."""
-        return cls(backend, dem.num_detectors, *_count(dem))
+    def of(cls, dem: stim.DetectorErrorModel, env: EnvSpec) -> ModelSize:
+        """Count what a model has for the inner decoder of an env, without unrolling its loops.
+
+        Args:
+            dem: The model.
+            env: Selects the inner decoder; a sector of a Tanner graph is not known without coordinates in the model.
+        """
+        short = _shortened(dem)
+        in_sector, known = _in_sector(short, env), set[tuple[int, ...]]()
+        n_errors = n_targets = n_edges = 0
+        for (p, targets), count in zip(_errors(short), _repetitions(dem), strict=True):
+            n_errors += count
+            n_targets += count * len(targets)
+            if in_sector is not None and p > 0:
+                new = set(_variables(targets, in_sector, env.backend)) - known
+                n_edges += count * len(new)
+                known |= new
+        return cls(env.backend, dem.num_detectors, n_errors, n_targets, n_errors if in_sector is None else n_edges)
 
     @classmethod
     def of_env(cls, env: EnvSpec, p: float | None) -> ModelSize:
@@ -54,12 +73,7 @@ class ModelSize:
         Raises:
             UsageError: The circuit cannot be built or decoded.
         """
-        return cls.of(error_model(build_source(env, p), env), env.backend)
-
-    @property
-    def n_edges(self) -> int:
-        """Return about how many variables the graph has."""
-        return self.n_parts if self.backend == "mwpm" else self.n_errors
+        return cls.of(error_model(build_source(env, p), env), env)
 
     @property
     def kept_bytes(self) -> int:
@@ -84,18 +98,61 @@ def require_problem_memory(env: EnvSpec) -> None:
     require_bytes(needed, f"env `{env.name}`", "choose fewer rounds or a smaller distance")
 
 
-def _count(dem: stim.DetectorErrorModel) -> tuple[int, int, int]:
-    """Return the numbers of errors, targets and different parts."""
-    n_errors = n_targets = n_parts = 0
-    parts: set[tuple[str, ...]] = set()
+def _shortened(dem: stim.DetectorErrorModel) -> stim.DetectorErrorModel:
+    """Return the model with at most REPETITIONS of each loop."""
+    short = stim.DetectorErrorModel()
     for instruction in dem:
         if isinstance(instruction, stim.DemRepeatBlock):
-            counts = _count(instruction.body_copy())
-            errors, targets, repeated = (instruction.repeat_count * count for count in counts)
-            n_errors, n_targets, n_parts = n_errors + errors, n_targets + targets, n_parts + repeated
-        elif instruction.type == "error":
-            groups = instruction.target_groups()
-            n_errors += 1
-            n_targets += sum(map(len, groups)) + len(groups) - 1
-            parts.update(tuple(sorted(map(str, group))) for group in groups)
-    return n_errors, n_targets, n_parts + len(parts)
+            count = min(instruction.repeat_count, REPETITIONS)
+            short.append(stim.DemRepeatBlock(count, _shortened(instruction.body_copy())))
+        else:
+            short.append(instruction)
+    return short
+
+
+def _repetitions(dem: stim.DetectorErrorModel) -> Iterator[int]:
+    """Yield how many errors of the model each error of the shortened one stands for, itself included."""
+    for instruction in dem:
+        if isinstance(instruction, stim.DemRepeatBlock):
+            body = list(_repetitions(instruction.body_copy()))
+            last = min(instruction.repeat_count, REPETITIONS) - 1
+            yield from body * last
+            yield from ((instruction.repeat_count - last) * count for count in body)
+        elif instruction.type == "error" and instruction.targets_copy():
+            yield 1
+
+
+def _errors(dem: stim.DetectorErrorModel) -> Iterator[tuple[float, list[int]]]:
+    """Yield probability and targets of each error that flips something, numbered as in `Errors`."""
+    for block in ErrorStream(dem):
+        ends, targets = np.cumsum(block.lengths), block.targets.tolist()
+        starts = (ends - block.lengths).tolist()
+        for p, start, end in zip(block.probabilities.tolist(), starts, ends.tolist(), strict=True):
+            yield p, targets[start:end]
+
+
+def _in_sector(dem: stim.DetectorErrorModel, env: EnvSpec) -> np.ndarray | None:
+    """Return bool [n_detectors], the detectors that are decoded; None if all are."""
+    if env.backend == "mwpm":
+        finder = SectorFinder(dem.num_detectors)
+        for block in ErrorStream(dem):
+            finder.add(block)
+        return finder.found()
+    if env.bp.sector is None:
+        return None
+    found = detector_coordinates(dem, dem.num_detectors)[:, -1:] == env.bp.sector
+    return found.any(axis=1) if found.any() else None
+
+
+def _variables(targets: list[int], in_sector: np.ndarray, backend: str) -> Iterator[tuple[int, ...]]:
+    """Yield what an error flips in the sector, once for each of its parts that can be matched."""
+    flipped: set[int] = set()
+    for target in [*targets, SEPARATOR]:
+        if target != SEPARATOR:
+            flipped ^= {target} if target < 0 or in_sector[target] else set()
+        elif backend == "mwpm":
+            if any(each >= 0 for each in flipped):
+                yield tuple(sorted(flipped))
+            flipped = set()
+    if any(each >= 0 for each in flipped):
+        yield tuple(sorted(flipped))

@@ -10,12 +10,13 @@ import stim
 import torch
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
-from autoqec.decoders import checkpoint, error_stream, windows
+from autoqec.decoders import checkpoint, windows
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.windows import WindowedDecoder, WindowGraph
 from autoqec.errors import ContractError, UsageError
+from autoqec.qec import error_stream
 from autoqec.qec.problem import Problem, error_model
 from autoqec.qec.sampling import pack, sample, unpack
 from tests.support.envs import surface

@@ -9,17 +9,20 @@ import stim
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
+from autoqec.locate import builtin_envs
 from autoqec.qec.env_summary import suggest_backend, summarize_env
 from autoqec.qec.memory import ModelSize
-from autoqec.qec.problem import Problem, error_model, read_mechanisms
+from autoqec.qec.problem import Problem, error_model
+from autoqec.store.files import load_env
 from autoqec.system import memory
-from tests.support.envs import surface
+from tests.support.envs import repetition, surface
 
 LOOP = """
 error(0.1) D0 D1 ^ D1 L0
 repeat 1000000000000 {
     error(0.1) D0 D2
     error(0.1) D0 D2 ^ D1
+    error(0.1) D0 D4
     repeat 3 {
         error(0.1) D3
     }
@@ -30,19 +33,35 @@ detector D7
 
 
 def test_loops_count_as_often_as_they_repeat() -> None:
-    size, n = ModelSize.of(stim.DetectorErrorModel(LOOP), "mwpm"), 10**12
-    assert (size.n_errors, size.n_targets, size.n_parts) == (1 + 5 * n, 5 + 9 * n, 2 + 5 * n)
+    """What no path joins to an observable is not decoded: D3, and D1 of all repetitions but the first."""
+    size, n = ModelSize.of(stim.DetectorErrorModel(LOOP), surface(3)), 10**12
+    assert (size.n_errors, size.n_targets) == (1 + 6 * n, 5 + 11 * n)
+    assert size.n_edges == 3 + 2 * n
     assert size.n_detectors == 4 * n + 8
 
 
-@pytest.mark.parametrize("rounds", [3, 30])
-def test_sizes_equal_those_of_the_problem(rounds: int) -> None:
-    env = surface(3, rounds=rounds)
+BICYCLE = load_env(builtin_envs()["bb72_circuit"])[0]
+CIRCUITS = {
+    "surface-d3-r3": surface(3),
+    "surface-d3-r30": surface(3, rounds=30),
+    "surface-x": surface(3, basis="x", rounds=12),
+    "repetition": repetition(),
+    "bicycle-sector": BICYCLE,
+    "colour": load_env(builtin_envs()["colour_d5_depol"])[0],
+}
+
+
+@pytest.mark.parametrize("env", CIRCUITS.values(), ids=CIRCUITS)
+def test_sizes_equal_those_of_the_problem(env: EnvSpec) -> None:
     found, problem = ModelSize.of_env(env, env.target), Problem.from_env(env)
-    parts = {part for parts in read_mechanisms(problem.dem)[1] for part in parts}
     targets = sum(len(each.targets_copy()) for each in problem.dem if each.type == "error")
     assert (found.n_detectors, found.n_errors) == (problem.n_detectors, problem.n_mechanisms)
-    assert found.n_targets == targets and len(parts) <= found.n_edges <= 1.5 * len(parts)
+    assert (found.n_targets, found.n_edges) == (targets, problem.graph.n_edges)
+
+
+def test_sector_of_a_model_without_coordinates_counts_all_errors() -> None:
+    dem = stim.DetectorErrorModel("error(0.1) D0 D1 L0\nerror(0.1) D0 L0")
+    assert ModelSize.of(dem, BICYCLE).n_edges == 2
 
 
 def test_memory_grows_with_the_rounds() -> None:
@@ -50,7 +69,7 @@ def test_memory_grows_with_the_rounds() -> None:
     task = "surface_code:rotated_memory_z"
     circuits = [stim.Circuit.generated(task, distance=5, rounds=r, after_clifford_depolarization=0.01)
                 for r in (1000, 10**9)]  # fmt: skip
-    short, long = (ModelSize.of(error_model(circuit, env), "mwpm") for circuit in circuits)
+    short, long = (ModelSize.of(error_model(circuit, env), env) for circuit in circuits)
     assert long.build_bytes / short.build_bytes == pytest.approx(1e6, rel=0.01)
     assert short.kept_bytes < short.build_bytes
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import stim
 
-from autoqec.decoders import error_stream
-from autoqec.decoders.error_stream import SEPARATOR, Errors, ErrorStream, concatenate
+from autoqec.qec import error_stream
+from autoqec.qec.error_stream import SEPARATOR, Errors, ErrorStream, concatenate
 from autoqec.qec.problem import error_model
 from tests.support.envs import surface
 
