@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 
 from autoqec.board.circuits import check_schema
 from autoqec.board.shots import BLOCK_SHOTS, TRAINING_BLOCKS
+from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.board import BoardCircuit, BoardDecoder
-from autoqec.contracts.env import CORRELATED, StimGeneratorCode
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import CORRELATED, EnvSpec, StimGeneratorCode
+from autoqec.contracts.names import RUN_ID
 from autoqec.errors import ContractError, UsageError
 from autoqec.installation import __version__
 from autoqec.models import load_models, model_env
 from autoqec.qec.decoder_trust import FUNCTION
-from autoqec.store import atomic, jsonl
+from autoqec.store import atomic, files, jsonl
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
 from autoqec.store.package_layout import BoardLayout
 
 BUILTIN_SOURCE = "autoqec.board.builtin:decoders"
 MODEL_SOURCE = "autoqec.sinter:decoders"
+_ROUND = re.compile(rf"autoqec:(?P<run_id>{RUN_ID.removeprefix('^').removesuffix('$')}):[1-9][0-9]{{0,8}}")
 GNN = "gnn_graphsage"
 # name -> (distribution, settings)
 BUILTIN: dict[str, tuple[str, str]] = {
@@ -63,39 +73,81 @@ def load_decoders(board: BoardLayout) -> dict[str, BoardDecoder]:
     return found
 
 
+@dataclass(frozen=True)
+class _Predecoder:
+    """A verified model of the package, or a verified round of a run."""
+
+    env: EnvSpec
+    translation_invariant: bool
+    checkpoint_sha256: str
+
+
+def _predecoder(decoder: BoardDecoder) -> _Predecoder | None:
+    """Return a model or round; None for other decoders, and for a round of a run that is not in this directory."""
+    if decoder.source != MODEL_SOURCE or decoder.key is None:
+        return None
+    name = decoder.key.removeprefix("autoqec:")
+    model = load_models().get(name)
+    if model is not None:
+        return _Predecoder(model_env(name), model.translation_invariant, model.checkpoint_sha256)
+    run = _run_of(decoder)
+    return None if run is None else _verified_round(run.repo_root, run.run_id, int(name.rpartition(":")[2]))
+
+
+def _run_of(decoder: BoardDecoder) -> RunLayout | None:
+    """Return the run of a decoder that is a round, in the current directory; None for other decoders."""
+    found = _ROUND.fullmatch(decoder.key or "") if decoder.source == MODEL_SOURCE else None
+    return None if found is None else RunLayout(Path.cwd(), found["run_id"])
+
+
+@cache
+def _verified_round(repo_root: Path, run_id: str, number: int) -> _Predecoder | None:
+    layout = RunLayout(repo_root, run_id)
+    rows = [row for row in History(layout).rows() if row.round == number and row.verify_verdict == "VERIFIED"]
+    checkpoint = layout.round(number).checkpoint
+    if not rows or not checkpoint.is_file():
+        return None
+    dsl = parse_dsl(rows[-1].dsl_config or {}, location=f"run {run_id}, round {number}")
+    return _Predecoder(
+        files.load_env(layout.env)[0], dsl.translation_invariant, sha256_bytes(files.read_bytes(checkpoint))
+    )
+
+
 def fits(decoder: BoardDecoder, circuit: BoardCircuit) -> bool:
     """Return whether a decoder applies to a circuit: a trained one to its own, at any physical error rate.
 
     Translation-invariant weights also decode the other distances and numbers of rounds of their code, whether the
     family that they were verified on has them or not. gnn-decoders recognizes its circuits by their number of
-    detectors, which others share.
+    detectors, which others share. Whether a circuit from a file is the one of a round is known once it is decoded.
     """
+    code = circuit.code
     if decoder.source == BUILTIN_SOURCE and decoder.name == GNN:
-        code = circuit.code
         return (
             isinstance(code, StimGeneratorCode)
             and (code.task, code.rounds) == (GNN_TASK, code.distance)
             and code.distance in GNN_DISTANCES
             and circuit.noise == "circuit_depolarizing"
         )
-    if decoder.source != MODEL_SOURCE:
-        return True
-    name = decoder.name.removeprefix("autoqec:")
-    env, code = model_env(name), circuit.code
-    if env.noise.model != circuit.noise:
+    trained = _predecoder(decoder)
+    if trained is None:
+        return _run_of(decoder) is None
+    if code is None:
+        return _run_of(decoder) is not None
+    if trained.env.noise.model != circuit.noise:
         return False
-    if load_models()[name].translation_invariant and isinstance(env.code, StimGeneratorCode):
-        return isinstance(code, StimGeneratorCode) and env.code.task == code.task
-    return env.code == code
+    if trained.translation_invariant and isinstance(trained.env.code, StimGeneratorCode):
+        return isinstance(code, StimGeneratorCode) and trained.env.code.task == code.task
+    return trained.env.code == code
 
 
 def version(decoder: BoardDecoder) -> str | None:
     """Return distribution, version and settings; None if no installed distribution provides the decoder's module."""
     if decoder.source == BUILTIN_SOURCE:
         distribution, settings = BUILTIN[decoder.name]
-    elif decoder.source == MODEL_SOURCE:
-        model = load_models()[decoder.name.removeprefix("autoqec:")]
-        return f"autoqec {__version__} (checkpoint {model.checkpoint_sha256[:12]})"
+    elif (trained := _predecoder(decoder)) is not None:
+        distribution, settings = "autoqec", f"checkpoint {trained.checkpoint_sha256[:12]}"
+    elif _run_of(decoder) is not None:
+        return None
     else:
         provided = metadata.packages_distributions().get(decoder.source.partition(".")[0].partition(":")[0], [])
         if len(provided) != 1:
@@ -108,11 +160,15 @@ def version(decoder: BoardDecoder) -> str | None:
     return f"{distribution} {installed}" + (f" ({settings})" if settings else "")
 
 
-def missing_distribution(decoder: BoardDecoder) -> str | None:
-    """Return the distribution that a packaged decoder needs if it is not installed."""
-    if decoder.source != BUILTIN_SOURCE or version(decoder) is not None:
-        return None
-    return BUILTIN[decoder.name][0]
+def unavailable(decoder: BoardDecoder) -> tuple[str, str] | None:
+    """Return why a decoder cannot be measured here, and a hint; None if it can be."""
+    if decoder.source == BUILTIN_SOURCE and version(decoder) is None:
+        return f"decoder {decoder.name!r} is not installed", f"pip install {BUILTIN[decoder.name][0]}"
+    run = _run_of(decoder)
+    if run is not None and _predecoder(decoder) is None:
+        message = f"decoder {decoder.name!r}: run {run.run_id} is not in runs/, or the round has no VERIFIED checkpoint"
+        return message, "repeat the command in the workspace of the run"
+    return None
 
 
 def find_module(source: str) -> ModuleSpec:
@@ -133,6 +189,8 @@ def find_module(source: str) -> ModuleSpec:
 def add_decoders(board: BoardLayout, source: str, keys: list[str | None], *, sandboxed: bool) -> list[BoardDecoder]:
     """Add the decoders of MODULE:FUNCTION to the board; those that it has already stay as they are.
 
+    Of `autoqec.sinter:decoders`, verified rounds are added: the board has its other decoders.
+
     Args:
         board: The board.
         source: MODULE:FUNCTION.
@@ -140,22 +198,41 @@ def add_decoders(board: BoardLayout, source: str, keys: list[str | None], *, san
         sandboxed: Whether their processes run in the sandbox.
 
     Raises:
-        UsageError: A name is taken by another decoder, or is not a valid name.
+        UsageError: Names are taken by other decoders, or not valid; nothing is added then.
     """
     known = load_decoders(board)
-    added = []
-    for key in keys:
-        name = key or source.rpartition(":")[2]
-        try:
-            decoder = BoardDecoder(name=name, source=source, key=key, sandboxed=sandboxed)
-        except ValueError as error:
-            message = f"{name!r} is not a valid name of a decoder"
-            raise UsageError(message, location=source, hint="use letters, digits and _.:+-") from error
-        if known.get(name, decoder) != decoder:
-            hint = f"return it under another name, or edit {board.decoders}"
-            raise UsageError(f"the board has another decoder {name!r}", location=source, hint=hint)
-        if name not in known:
+    wanted = [_named(source, key, sandboxed=sandboxed) for key in keys]
+    if source == MODEL_SOURCE:
+        wanted = [decoder for decoder in wanted if _run_of(decoder) is not None]
+        if not wanted:
+            message = "no VERIFIED round in runs/; the board has the models of the package and mwpm_correlated already"
+            hint = "run this in the workspace of a run; for the models, autoqec board measure CIRCUIT 'autoqec:*'"
+            raise UsageError(message, location=source, hint=hint)
+    taken = [known[decoder.name] for decoder in wanted if known.get(decoder.name, decoder) != decoder]
+    if taken:
+        raise _names_taken(taken, board, source)
+    for decoder in wanted:
+        if decoder.name not in known:
             atomic.make_dir(board.dir)
             jsonl.append(board.decoders, decoder.dump())
-        added.append(decoder)
-    return added
+    return wanted
+
+
+def _named(source: str, key: str | None, *, sandboxed: bool) -> BoardDecoder:
+    name = source.rpartition(":")[2] if key is None else key
+    try:
+        return BoardDecoder(name=name, source=source, key=key, sandboxed=sandboxed)
+    except ValueError as error:
+        message = f"{name!r} is not a valid name of a decoder"
+        raise UsageError(message, location=source, hint="use letters, digits and _.:+-") from error
+
+
+def _names_taken(taken: list[BoardDecoder], board: BoardLayout, source: str) -> UsageError:
+    texts = [
+        f"{decoder.name!r} ({decoder.source}, {'in' if decoder.sandboxed else 'without'} the sandbox)"
+        for decoder in taken
+    ]
+    hint = "return them under other names"
+    if any(decoder.source not in (BUILTIN_SOURCE, MODEL_SOURCE) for decoder in taken):
+        hint += f", or remove the lines of the others from {board.decoders}"
+    return UsageError(f"the board has other decoders of these names: {', '.join(texts)}", location=source, hint=hint)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autoqec.board.circuits import load_circuits
-from autoqec.board.decoders import load_decoders, missing_distribution
+from autoqec.board.decoders import load_decoders, unavailable
 from autoqec.board.measure import Plan, measure_cells
 from autoqec.contracts.board import BoardJobResult, BoardOrder
 from autoqec.errors import AutoqecError, UsageError
@@ -74,6 +74,6 @@ def _measure(board: BoardLayout, order: BoardOrder, index: int) -> None:
     circuit, decoder = load_circuits(board).get(circuit_name), load_decoders(board).get(decoder_name)
     if circuit is None or decoder is None:
         raise UsageError("the board no longer has this circuit or decoder", hint="autoqec board show")
-    if (needed := missing_distribution(decoder)) is not None:
-        raise UsageError(f"{needed} is not installed on the node", hint=f"pip install {needed}")
+    if (reason := unavailable(decoder)) is not None:
+        raise UsageError(f"on the node, {reason[0]}", hint=reason[1])
     measure_cells(board, [(circuit, decoder)], plan_of(order))

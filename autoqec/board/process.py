@@ -82,7 +82,7 @@ class DecoderProcess:
         if names is None:
             return [None]
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise DecoderFailedError("error", "the function returned no decoders")
+            raise DecoderFailedError("error", "its process answered without names")  # it runs untrusted code
         return list(names)
 
     def compile(self, decoder: BoardDecoder, model: Model) -> None:
@@ -169,6 +169,8 @@ def _request(decoder: BoardDecoder, dem: str | None, matchable: bool | None) -> 
 def decoder_process(decoder: BoardDecoder, timeout_s: float) -> Iterator[DecoderProcess]:
     """Start the process of a decoder for the block; it ends with it.
 
+    Its working directory is the current one, so that it finds files by relative paths; in the sandbox an empty one.
+
     Args:
         decoder: Whose process; nothing is loaded yet.
         timeout_s: Limit for each answer, in seconds.
@@ -182,7 +184,7 @@ def decoder_process(decoder: BoardDecoder, timeout_s: float) -> Iterator[Decoder
     with scratch("board") as directory:
         private = directory / "scratch"
         private.mkdir()
-        command: tuple[str, ...] = tuple(argv)
+        command, cwd = tuple(argv), Path.cwd()
         if decoder.sandboxed:
             if sandbox.probe() == "none":
                 raise UsageError("no sandbox is available", location=f"decoder {decoder.name}", hint="autoqec doctor")
@@ -191,10 +193,10 @@ def decoder_process(decoder: BoardDecoder, timeout_s: float) -> Iterator[Decoder
                 read_only=tuple(map(Path, paths)), scratch=private, tmp_mb=int(DISK_MB), env=environment
             )
             wrapped = sandbox.wrap(argv, policy)
-            command, environment = wrapped.argv, wrapped.env
+            command, environment, cwd = wrapped.argv, wrapped.env, private
         limits = child.Limits(
             wallclock_s=LIFETIME_S, memory_gb=MEMORY_GB, disk_mb=DISK_MB, disk_dir=private, processes=PROCESSES
         )
         log = directory / "log"
-        with child.start(command, cwd=private, env=environment, limits=limits, stderr=log) as process:
+        with child.start(command, cwd=cwd, env=environment, limits=limits, stderr=log) as process:
             yield DecoderProcess(process, log, timeout_s)

@@ -27,6 +27,10 @@ class WrongShapeError(Exception):
     """A decoder returned something else than bit-packed predictions."""
 
 
+class NoDecoderError(Exception):
+    """A function returned something else than sinter decoders."""
+
+
 def main() -> None:
     """Answer requests from stdin until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
@@ -39,8 +43,7 @@ def main() -> None:
                 request = json.loads(payload)
                 decoder = _load(request)
                 if request["dem"] is None:
-                    names = sorted(decoder) if isinstance(decoder, dict) else None
-                    answer = json.dumps(names).encode()
+                    answer = json.dumps(_names(decoder)).encode()
                 else:
                     session, answer = _Session(decoder, request["dem"], request["matchable"]), b""
             else:
@@ -48,7 +51,8 @@ def main() -> None:
             send(answers, DONE, answer)
         except Exception as error:  # third-party code may raise anything
             status = "wrong_shape" if isinstance(error, WrongShapeError) else "error"
-            message = str(error) if status == "wrong_shape" else f"{type(error).__name__}: {error}"
+            own = isinstance(error, WrongShapeError | NoDecoderError)
+            message = str(error) if own else f"{type(error).__name__}: {error}"
             send(answers, FAILED, json.dumps({"status": status, "message": message[:500]}).encode())
 
 
@@ -92,7 +96,31 @@ def _load(request: dict[str, Any]) -> Any:
     """Return the decoder of a request, or with `key` null what its function returns."""
     module_name, _, function = request["source"].partition(":")
     found = call_function(module_name, function, request["origin"], request["locations"])
-    return found if request["key"] is None else found[request["key"]]
+    key = request["key"]
+    if key is not None and not (isinstance(found, dict) and key in found):
+        raise NoDecoderError(f"{function}() returned no decoder {key!r}")
+    return found if key is None else found[key]
+
+
+def _names(found: Any) -> list[str] | None:
+    """Return the names in what a function returned; None if it is one decoder."""
+    if not isinstance(found, dict):
+        _check(found, "what it returned is")
+        return None
+    if not found:
+        raise NoDecoderError("returned an empty dict")
+    for name, decoder in found.items():
+        if not isinstance(name, str):
+            raise NoDecoderError(f"returned a decoder under {name!r}, which is not a string")
+        _check(decoder, f"{name!r} is")
+    return sorted(found)
+
+
+def _check(decoder: Any, subject: str) -> None:
+    if isinstance(decoder, type):
+        raise NoDecoderError(f"{subject} the class {decoder.__name__}, not an instance of it")
+    if not callable(getattr(decoder, "compile_decoder_for_dem", None)):
+        raise NoDecoderError(f"{subject} of type {type(decoder).__name__}, not a sinter.Decoder")
 
 
 if __name__ == "__main__":

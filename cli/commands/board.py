@@ -114,7 +114,7 @@ def measure(
         raise UsageError(f"{parallel} cells on {cpu_count()} cores", location="--parallel", hint="use a smaller number")
     board = BoardLayout(directory)
     circuits = _matching(load_circuits(board), circuit, "circuit")
-    decoders = _installed(_matching(load_decoders(board), decoder, "decoder"), out)
+    decoders = _available(_matching(load_decoders(board), decoder, "decoder"), out)
     pairs = _pairs(circuits, decoders)
 
     def report(measurement: BoardMeasurement) -> None:
@@ -154,16 +154,16 @@ def _job_options(executor: str, texts: tuple[str, ...], plan: Plan) -> dict[str,
     return completed
 
 
-def _installed(decoders: dict[str, BoardDecoder], out: Output) -> dict[str, BoardDecoder]:
-    """Return the decoders that are installed; UsageError if the only one is not."""
-    from autoqec.board.decoders import missing_distribution
+def _available(decoders: dict[str, BoardDecoder], out: Output) -> dict[str, BoardDecoder]:
+    """Return the decoders that can be measured here; UsageError if the only one cannot."""
+    from autoqec.board.decoders import unavailable
 
-    missing = {name: needed for name, spec in decoders.items() if (needed := missing_distribution(spec)) is not None}
-    for name, needed in missing.items():
+    reasons = {name: reason for name, spec in decoders.items() if (reason := unavailable(spec)) is not None}
+    for message, hint in reasons.values():
         if len(decoders) == 1:
-            raise UsageError(f"decoder {name!r} is not installed", hint=f"pip install {needed}")
-        out.note(f"decoder {name!r} is not installed, left out")
-    return {name: spec for name, spec in decoders.items() if name not in missing}
+            raise UsageError(message, hint=hint)
+        out.note(f"{message}: left out")
+    return {name: spec for name, spec in decoders.items() if name not in reasons}
 
 
 def _pairs(
@@ -210,18 +210,21 @@ def add_decoder(source: str, sandboxed: bool, timeout: float, directory: Path, o
     """Add the `sinter.Decoder` that MODULE.FUNCTION() returns, or each of a dict by name.
 
     The module may lie in the current directory. Its code runs in a process of its own, with your permissions unless
-    --sandbox is given.
+    --sandbox is given. autoqec.sinter:decoders adds the VERIFIED rounds of the runs in the current directory.
     """
-    from autoqec.board.decoders import add_decoders
+    from autoqec.board.decoders import MODEL_SOURCE, add_decoders
     from autoqec.board.process import DecoderFailedError, decoder_process
     from autoqec.contracts.board import BoardDecoder
 
+    if sandboxed and source == MODEL_SOURCE:
+        raise UsageError("the sandbox hides the runs", location="--sandbox", hint="leave out --sandbox")
     probe = BoardDecoder(name="probe", source=source, sandboxed=sandboxed)
     try:
         with decoder_process(probe, timeout) as process:
             keys = process.offered(probe)
     except DecoderFailedError as error:
-        raise UsageError(str(error), location=source, hint="run the function yourself in Python") from error
+        hint = "the function is called without arguments and returns a sinter.Decoder, or a dict of them by name"
+        raise UsageError(str(error), location=source, hint=hint) from error
     for decoder in add_decoders(BoardLayout(directory), source, keys, sandboxed=sandboxed):
         out.say(decoder.name)
         out.emit(decoder.dump())

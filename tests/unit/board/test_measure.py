@@ -177,7 +177,7 @@ def test_added_decoders_are_listed_and_kept(board: BoardLayout) -> None:
     for _ in range(2):
         add_decoders(board, BROKEN, keys, sandboxed=False)
     assert load_decoders(board)["zero"] == broken("zero") and len(board.decoders.read_text().splitlines()) == 10
-    with pytest.raises(UsageError, match="the board has another decoder 'mwpm'"):
+    with pytest.raises(UsageError, match="other decoders of these names: 'mwpm'"):
         add_decoders(board, BROKEN, ["mwpm"], sandboxed=False)
 
 

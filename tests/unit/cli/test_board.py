@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.board.circuits import load_circuits
 from autoqec.board.decoders import BUILTIN
+from autoqec.board.results import read_measurements, table_of_cells
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
+from autoqec.contracts.events import ignore
+from autoqec.models import load_models, model_layout
+from autoqec.orchestrator import archive_replay
+from autoqec.store.package_layout import PACKAGED_BOARD
 from tests.support.shown import check_error
 
 CIRCUIT = "surface_d3_z_depol_p0.005"
@@ -22,6 +28,19 @@ class Zero(sinter.Decoder):
         return np.zeros((len(bit_packed_detection_event_data), 1), np.uint8)
 def decoders():
     return {"zero": Zero()}
+def clashing():
+    return {"alpha": Zero(), "mwpm": Zero(), "union_find": Zero()}
+def no_decoders():
+    return {"zero": Zero(), "three": 3}
+def a_class():
+    return Zero
+def empty():
+    return {}
+def needs_argument(x):
+    return Zero()
+def reads_file():
+    open("weights.txt").close()
+    return Zero()
 """
 
 
@@ -85,6 +104,75 @@ def test_interrupt_exits_130_and_names_the_way_to_continue(
     monkeypatch.setattr("autoqec.board.measure.measure_cells", interrupt)
     assert call("measure", CIRCUIT, "mwpm") == 130
     check_error(capsys.readouterr().err, "blocks that were measured are kept", hint=True)
+
+
+def test_names_that_other_decoders_have_are_all_told_and_nothing_is_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_decoders.py").write_text(DECODER)
+    assert call("add-decoder", "my_decoders:clashing") == 2
+    error, _ = check_error(capsys.readouterr().err, "autoqec.board.builtin:decoders", hint=True)
+    assert "'mwpm'" in error and "'union_find'" in error and "alpha" not in error
+    assert not Path("board").exists()
+    assert call("add-decoder", "my_decoders:decoders") == call("add-decoder", "my_decoders:decoders") == 0
+    capsys.readouterr()
+    assert call("add-decoder", "my_decoders:decoders", "--sandbox") == 2
+    check_error(capsys.readouterr().err, "'zero'", "without the sandbox", "board/decoders.jsonl", hint=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("no_decoders", "'three' is of type int, not a sinter.Decoder"),
+        ("a_class", "the class Zero, not an instance"),
+        ("empty", "an empty dict"),
+        ("needs_argument", "missing 1 required positional argument"),
+    ],
+)
+def test_function_that_returns_no_decoders_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], function: str, message: str
+) -> None:
+    (tmp_path / "my_decoders.py").write_text(DECODER)
+    assert call("add-decoder", f"my_decoders:{function}") == 2
+    check_error(capsys.readouterr().err, message, "called without arguments", hint=True)
+    assert not Path("board").exists()
+
+
+def test_function_finds_files_of_the_current_directory(tmp_path: Path) -> None:
+    (tmp_path / "my_decoders.py").write_text(DECODER)
+    (tmp_path / "weights.txt").touch()
+    assert call("add-decoder", "my_decoders:reads_file") == 0
+
+
+@pytest.mark.parametrize("flag", [(), ("--sandbox",)])
+def test_packaged_models_are_not_added_again(flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("add-decoder", "autoqec.sinter:decoders", *flag) == 2
+    reason = "the sandbox hides" if flag else "no VERIFIED round in runs/"
+    check_error(capsys.readouterr().err, reason, hint=True)
+    assert not Path("board").exists()
+
+
+def test_verified_round_is_measured_where_its_run_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_models()["surface_d3_z"]
+    monkeypatch.setattr(archive_replay, "_verify_rounds", lambda *_: iter(()))  # tested elsewhere
+    archive_replay.replay_archive(model_layout(model.name).archive, tmp_path / "restored", on_event=ignore)
+    monkeypatch.chdir(tmp_path / "restored")
+    name = f"autoqec:{model.run_id}:{model.round}"
+    for _ in range(2):
+        assert call("add-decoder", "autoqec.sinter:decoders") == 0
+        assert capsys.readouterr().out == f"{name}\n", "neither the packaged models nor mwpm_correlated"
+    assert call("measure", "surface_d[35]_z_depol_p0.005", f"autoqec:*{model.round}", "--shots", "1000", "--json") == 0
+    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert row["circuit"] == CIRCUIT, "another distance than that of the run does not apply"
+    packaged = table_of_cells(load_circuits(PACKAGED_BOARD), read_measurements(PACKAGED_BOARD.results))
+    (cell,) = [cell for cell in packaged if (cell.circuit, cell.decoder) == (CIRCUIT, f"autoqec:{model.name}")]
+    assert row["failures"] == cell.measurements[0].failures[0], "the model is this round"
+    assert row["decoder_version"] == cell.version
+    monkeypatch.chdir(tmp_path)
+    assert call("measure", CIRCUIT, name, "--dir", "restored/board", "--shots", "2000") == 2
+    check_error(capsys.readouterr().err, f"run {model.run_id} is not in runs/", hint=True)
 
 
 @pytest.mark.parametrize(
