@@ -49,7 +49,7 @@ def shown_reading(directory: Path, out: Output) -> Iterator[Reading]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     target = console(err=True)
-    shown = target.is_terminal and not out.quiet
+    shown = target.is_interactive and not out.quiet
     redirect = sys.stdout.isatty()  # results go to the same terminal, or stay in the file that stdout is
     with Progress(*columns, console=target, transient=True, redirect_stdout=redirect, disable=not shown) as bar:
         task = bar.add_task("", total=None)

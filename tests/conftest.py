@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from autoqec.system import sandbox
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["TERM"] = "xterm-256color"  # the tests of a dumb terminal set their own
 # A busy machine is no reason to fail: no test depends on wall-clock time.
 settings.register_profile("autoqec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("autoqec")

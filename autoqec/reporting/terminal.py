@@ -62,7 +62,7 @@ class LiveView:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal and not self.quiet:
+        if self.console.is_interactive and not self.quiet:
             self._live = Live(console=self.console, get_renderable=self.screen, refresh_per_second=4, transient=True)
             self._live.start()
         return self

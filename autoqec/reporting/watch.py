@@ -38,7 +38,7 @@ def watch(
 ) -> RunReport:
     """Show a run until its process ends, then print its summary. Raises what `run_report.load` raises."""
     screen = WatchScreen(layout, console, quiet=quiet)
-    if console.is_terminal and not quiet:
+    if console.is_interactive and not quiet:
         with Live(console=console, get_renderable=screen.draw, refresh_per_second=4, screen=True):
             _poll_until_done(screen, sleep)
     else:
@@ -66,7 +66,7 @@ class WatchScreen:
     def __init__(self, layout: RunLayout, console: Console, *, quiet: bool = False) -> None:
         self.layout = layout
         # On a terminal this screen replaces the lines of events.
-        self.live_view = LiveView(console, quiet=quiet or console.is_terminal)
+        self.live_view = LiveView(console, quiet=quiet or console.is_interactive)
         self.live_view.dashboard = self.dashboard = Dashboard(layout)
         self._seen = {attempt_of(row) for row in self.run.rows}
         self._planned: set[int] = set()

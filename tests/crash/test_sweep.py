@@ -177,7 +177,8 @@ def kill_verification(process: Zygote, tmp_path: Path, every: int) -> None:
     for at in range(1, uninterrupted.count + 1, every):
         process.restore(tmp_path / "kept")
         before = Before.of(process.workspace)
-        assert process.start(0, run_id, verify=1, at=at).returncode == -signal.SIGKILL
+        ended = process.start(0, run_id, verify=1, at=at)
+        assert ended.returncode == -signal.SIGKILL or ended.count < at  # git needs a few calls more or less each time
         swept += any((process.workspace / "runs" / run_id / "round_1").glob(".*.tmp"))
         rows = recover_and_check(process.workspace, before, run_id)
         assert [row.status for row in rows[:2]] == ["ok", "ok"]
@@ -201,13 +202,13 @@ def soak(process: Zygote, tmp_path: Path, rounds: int) -> None:
     total = calls(process, tmp_path / "kept", run_id, "ok")
     process.restore(tmp_path / "kept")
     before, chosen = Before.of(process.workspace), random.Random(5)
-    kills = 0
     for number in range(3, rounds + 1):
-        kills += process.start(number, run_id, at=chosen.randrange(2, total)).returncode == -signal.SIGKILL
+        # Rounds differ by a few calls: git makes a directory for each new prefix of an object's hash.
+        ended = process.start(number, run_id, at=chosen.randrange(2, total * 9 // 10))
+        assert ended.returncode == -signal.SIGKILL, f"round {number} ended after {ended.count} calls"
         assert process.start(number, run_id).returncode == 0
     rows = recover_and_check(process.workspace, before, run_id)
     assert sum(is_finished(row) for row in rows) == rounds
-    assert kills >= 0.9 * (rounds - 2), "the kills missed"
 
 
 def test_few_rounds_each_killed_once(process: Zygote, tmp_path: Path) -> None:

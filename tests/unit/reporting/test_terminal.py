@@ -106,6 +106,14 @@ def test_gain_is_shown_with_interval_and_counts_during_verification() -> None:
     )
 
 
+def test_terminal_without_cursor_control_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = io.StringIO()
+    with LiveView(Console(file=out, force_terminal=True, width=200)) as view:
+        view(TrainingProgress(round=1, phase="evaluating", **COUNTS, budget=20_000))
+    assert "evaluating · 5k of 20k" in out.getvalue() and "\x1b" not in out.getvalue()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
