@@ -114,12 +114,14 @@ def _check_new_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
 def _check_resumed_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
     """Check what a resume checks: repository, run directory, lock, and what recovery would do."""
     assert run_options.layout is not None
-    start = loop.check_resume(
-        run_options.layout.run_id,
-        run_options.root,
-        run_options.recorded,
-        trained_here=run_options.cluster is None,
-    )
+    with LiveView(console(err=True), quiet=out.quiet) as view:
+        start = loop.check_resume(
+            run_options.layout.run_id,
+            run_options.root,
+            run_options.recorded,
+            trained_here=run_options.cluster is None,
+            on_event=view,
+        )
     run_lock.require_unlocked(start.layout.root)
     orchestrator_job.require_no_chain(start.layout)
     actions = [action.describe() for action in reconcile(start.layout, start.repo, dry_run=True)]

@@ -62,7 +62,7 @@ class RunStopped(Event):
 
 
 class ShotsRead(Event):
-    """Progress of the checks of recorded shots before a new run."""
+    """Progress of reading recorded shots: they are hashed, checked against their model, or copied for the rounds."""
 
     frequent: ClassVar[bool] = True
 

@@ -88,7 +88,7 @@ def replay_archive(
     Args:
         archive: An archive from an untrusted source.
         into: A directory that does not exist or is empty.
-        on_event: Receives the progress of the verifications.
+        on_event: Receives the progress of hashing the recorded shots and of the verifications.
         on_plan: Receives the plan after the hashes were checked and before anything is checked out or executed.
         recorded: Directory of the run's recorded shots, which an archive does not hold; without it their verdicts are
             not repeated.
@@ -114,7 +114,8 @@ def replay_archive(
             rows = _check_run(manifest, layout)
             env = files.parse_env(files.read_text(layout.env), location=str(layout.env))
             if recorded is not None:
-                recorded_place.note_place(layout, recorded_place.check_place(env, recorded, str(layout.env)).directory)
+                shots = recorded_place.check_place(env, recorded, str(layout.env), on_event)
+                recorded_place.note_place(layout, shots.directory)
             repeatable = manifest.closed and (env.recorded is None or recorded is not None)
             plan = _planned(manifest, into, rows, repeatable=repeatable)
             if plan.verifications:

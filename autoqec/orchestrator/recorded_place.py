@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.events import OnEvent, ignore
 from autoqec.errors import UsageError
 from autoqec.store import atomic, files
 from autoqec.store.layout import RunLayout
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
 HINT = "restore the files of the recording, or give their directory with --recorded"
 
 
-def check_place(env: EnvSpec, directory: Path, location: str) -> RecordedShots:
-    """Compare the files in a directory with the hashes in the env of a run; write nothing.
+def check_place(env: EnvSpec, directory: Path, location: str, on_event: OnEvent = ignore) -> RecordedShots:
+    """Compare the files in a directory with the hashes in the env of a run.
+
+    Nothing is written but the progress of the hashing to the user's cache, from which an interrupted command continues.
 
     Args:
         env: The run's env.
         directory: Directory of the files.
         location: Names the run in messages.
+        on_event: Receives the progress of the hashing.
 
     Returns:
         The shots, with the absolute path of the directory.
@@ -36,17 +40,23 @@ def check_place(env: EnvSpec, directory: Path, location: str) -> RecordedShots:
     if not directory.is_dir():
         raise UsageError("the recorded shots are not here: not a directory", location=str(directory), hint=HINT)
     from autoqec.qec.recorded.env import open_checked
+    from autoqec.qec.recorded.progress import Reading, as_events
 
-    return open_checked(env, directory.resolve(), hint=HINT)
+    directory = directory.resolve()
+    with Reading.resumable(directory, as_events(on_event)) as reading:
+        return open_checked(env, directory, HINT, reading)
 
 
-def check_resumed(env: EnvSpec, layout: RunLayout, directory: Path | None) -> RecordedShots | None:
-    """Check that a run which is resumed has its recorded shots; write nothing.
+def check_resumed(
+    env: EnvSpec, layout: RunLayout, directory: Path | None, on_event: OnEvent = ignore
+) -> RecordedShots | None:
+    """Check that a run which is resumed has its recorded shots; see `check_place` for what is written.
 
     Args:
         env: The run's env.
         layout: The run.
         directory: Directory of the files, if the user gave one.
+        on_event: Receives the progress of hashing these files.
 
     Returns:
         The shots in `directory`; None if there is none, and none is needed.
@@ -55,7 +65,7 @@ def check_resumed(env: EnvSpec, layout: RunLayout, directory: Path | None) -> Re
         UsageError: As `check_place`, or a run without `directory` lacks its recorded shots.
     """
     if directory is not None:
-        return check_place(env, directory, str(layout.root))
+        return check_place(env, directory, str(layout.root), on_event)
     if env.recorded is None:
         return None
     from autoqec.runner.shot_source import has_copies
@@ -76,10 +86,11 @@ def note_place(layout: RunLayout, directory: Path) -> None:
     atomic.write_text(recorded_location(layout.round(1).dir), f"{directory}\n")
 
 
-def move_place(layout: RunLayout, directory: Path) -> None:
-    """Check the directory of a run's recorded shots, and note it in the run.
+def move_place(layout: RunLayout, directory: Path, on_event: OnEvent = ignore) -> None:
+    """Check the directory of a run's recorded shots, and note it in the run; `on_event` receives the progress.
 
     Raises:
         UsageError: As `check_place`.
     """
-    note_place(layout, check_place(files.load_env(layout.env)[0], directory, str(layout.root)).directory)
+    env = files.load_env(layout.env)[0]
+    note_place(layout, check_place(env, directory, str(layout.root), on_event).directory)

@@ -186,7 +186,7 @@ def start_run(
     }
 
     def fill(partial: RunLayout, run_id: str) -> None:
-        _fill(partial, start, _run_info(start, run_id=run_id, **common))
+        _fill(partial, start, _run_info(start, run_id=run_id, **common), on_event)
 
     layout = create_run_directory(start.repo.root, fill)
     run = _open_new(start, layout, roles, threads)
@@ -196,14 +196,15 @@ def start_run(
     return run
 
 
-def _fill(partial: RunLayout, start: StartCheck, info: RunInfo) -> None:
+def _fill(partial: RunLayout, start: StartCheck, info: RunInfo, on_event: OnEvent) -> None:
     """Write the files of a new run; run.json, which makes it one, comes last."""
     atomic.write_text(partial.env, start.env_text)
     atomic.write_bytes(partial.secret, start.secret, mode=0o600)
     if start.recorded is not None:
+        from autoqec.qec.recorded.progress import Reading, as_events
         from autoqec.runner.shot_source import provide_shots
 
-        provide_shots(start.recorded, start.env, partial.round(1).dir)
+        provide_shots(start.recorded, start.env, partial.round(1).dir, Reading(as_events(on_event)))
     History(partial).write_info(info)
 
 
@@ -239,7 +240,7 @@ def resume_run(
         roles: The roles, or a function that builds them; by default those of the ideator in run.json.
         threads: Threads of each Runner child.
         trained_here: Whether rounds are trained in the memory of this process, not in jobs of a cluster.
-        on_event: Receives the events of recovery.
+        on_event: Receives the progress of reading recorded shots, and the events of recovery.
         recorded: Directory of the run's recorded shots, if it has moved or the run was restored from an archive.
         withdraw_stop: Whether this start replaces earlier requests of `autoqec stop`; not if it continues a detached
             run.
@@ -252,7 +253,7 @@ def resume_run(
         ManualInterventionRequired: Env, secret, baseline or code have changed since the start of the run, or recovery
             needs a decision of the user.
     """
-    start = check_resume(run_id, repo, recorded, trained_here=trained_here)
+    start = check_resume(run_id, repo, recorded, trained_here=trained_here, on_event=on_event or ignore)
     layout, workspace = start.layout, start.repo
     roles = roles or Roles(search(start.info.ideator))
     run = _open(
@@ -270,9 +271,11 @@ def resume_run(
     run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
     try:
         if start.recorded is not None:
+            from autoqec.qec.recorded.progress import Reading, as_events
             from autoqec.runner.shot_source import restore_copies
 
-            restore_copies(start.recorded, start.env, layout.round(1).dir)
+            reading = Reading(as_events(on_event or ignore))
+            restore_copies(start.recorded, start.env, layout.round(1).dir, reading)
         actions = recover(layout, workspace, run_log.logged(on_event), memory=run.memory)
     except BaseException:
         run.__exit__(*sys.exc_info())

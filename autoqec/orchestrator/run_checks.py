@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.events import OnEvent, ShotsRead, ignore
+from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
@@ -109,13 +109,10 @@ def check_recorded(env: EnvSpec, env_dir: Path, on_event: OnEvent = ignore) -> R
     if env.recorded is None or env.recorded.manifest is None:
         return None
     from autoqec.qec.recorded import env as recorded_env
-    from autoqec.qec.recorded.progress import Reading
-
-    def on_read(what: str, done: int, total: int | None) -> None:
-        on_event(ShotsRead(what=what, done=done, total=total))
+    from autoqec.qec.recorded.progress import Reading, as_events
 
     directory = files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
-    with Reading.resumable(directory, on_read) as reading:
+    with Reading.resumable(directory, as_events(on_event)) as reading:
         return recorded_env.preflight(env, directory, reading)
 
 
@@ -143,15 +140,23 @@ class ResumeCheck:
 
 
 def check_resume(
-    run_id: str, repo: Path | str, recorded: Path | None = None, *, trained_here: bool = True
+    run_id: str,
+    repo: Path | str,
+    recorded: Path | None = None,
+    *,
+    trained_here: bool = True,
+    on_event: OnEvent = ignore,
 ) -> ResumeCheck:
-    """Check everything that resuming a run needs, except the lock and recovery; write nothing.
+    """Check everything that resuming a run needs, except the lock and recovery.
+
+    Nothing is written but the progress of long checks to the user's cache.
 
     Args:
         run_id: The run.
         repo: A directory of the repository.
         recorded: Directory of the run's recorded shots, if it has moved.
         trained_here: See `find_network_options`.
+        on_event: Receives the progress of hashing the recorded shots.
 
     Raises:
         UsageError: There is no such run, it is closed, its recorded shots are missing, or git or the file system does
@@ -172,7 +177,7 @@ def check_resume(
     _require_writable(layout.root)
     config = baseline_config_at(workspace, info.baseline_sha)
     options = find_network_options(env, config, profile_of(info.profile), trained_here=trained_here)
-    shots = check_resumed(env, layout, recorded)
+    shots = check_resumed(env, layout, recorded, on_event)
     return ResumeCheck(workspace, layout, info, env, env_text, config, options, tuple(notes), shots)
 
 

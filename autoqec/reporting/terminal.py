@@ -57,7 +57,7 @@ class LiveView:
     ) -> None:
         self.console, self.quiet, self.clock = target, quiet, clock
         self.dashboard: Dashboard | None = None  # set once the run exists
-        self.starting = "starting"
+        self.reading = ""  # of recorded shots, while it lasts
         self.rounds: dict[int, RoundProgress] = {}
         self._live: Live | None = None
 
@@ -78,7 +78,9 @@ class LiveView:
         """Handle one event."""
         if isinstance(event, ShotsRead):
             share = "" if not event.total else f" {100 * event.done // event.total}%"
-            self.starting = f"starting: {plain(event.what)}{share}"
+            self.reading = "" if event.done == event.total else f"{plain(event.what)}{share}"
+        elif not event.frequent:
+            self.reading = ""
         now = self._update_round(event) if isinstance(event, RoundEvent) else None
         # The failure of a round has been reported: that it is not nominated follows from it.
         nomination = isinstance(event, RoundNominated) and event.verdict == "ignore"
@@ -114,8 +116,10 @@ class LiveView:
         running = [
             round_progress.screen() for round_progress in sorted(now, key=lambda round_progress: round_progress.number)
         ]
+        if self.reading:
+            running.append(Text(self.reading if running else f"starting: {self.reading}"))
         if self.dashboard is None:
-            return Group(*(running or [Text(self.starting)]))
+            return Group(*(running or [Text("starting")]))
         return Group(self.dashboard.head(), *running, self.dashboard.body())
 
 

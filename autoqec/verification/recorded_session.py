@@ -23,6 +23,7 @@ from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.block_test import BlockCounts
 from autoqec.qec.recorded.env import open_checked
+from autoqec.qec.recorded.progress import Reading, as_events
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import Span, Split, read_span
 from autoqec.qec.sampling import Shots
@@ -87,7 +88,8 @@ class RecordedSession(VerificationSession):
                 frozen.sha256,
                 self.env.seed_policy.holdout,
                 request.shot_cache,
-                recorded=open_checked(self.env, _directory(request.round.dir)),
+                # A verdict relies on no saved hash: every file is hashed from its start.
+                recorded=open_checked(self.env, _directory(request.round.dir), reading=Reading(as_events(on_event))),
                 counts=code.manifest.shots,
                 span=self.span,
                 block_shots=code.block_shots,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from autoqec.cli.common import Output, options, recorded_option, trust_option
-from autoqec.contracts.events import ignore
 from autoqec.reporting.text import plain, pluralize
 
 if TYPE_CHECKING:
@@ -30,10 +29,12 @@ def command(archive: Path, into: Path | None, recorded: Path | None, out: Output
     Exit status: 0 everything agrees, 1 a verdict differs, 2 a file was changed.
     """
     from autoqec.orchestrator.archive_replay import replay_archive
+    from autoqec.reporting.terminal import LiveView, console
 
     into = into or Path(archive.name.removesuffix(".tar") + "-replayed")
     on_plan = functools.partial(_show, out)
-    restored = replay_archive(archive, into, on_event=ignore, on_plan=on_plan, recorded=recorded)
+    with LiveView(console(err=True), quiet=out.quiet) as view:
+        restored = replay_archive(archive, into, on_event=view, on_plan=on_plan, recorded=recorded)
     for number, outcome in sorted(restored.verdicts.items()):
         out.say(f"Round {number}: {plain(outcome)}")
         out.emit({"round": number, "found": outcome})

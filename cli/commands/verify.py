@@ -22,9 +22,7 @@ def command(round_dir: Path, replay: bool, recorded: Path | None, out: Output) -
     Exit status: 0 VERIFIED, 1 INCONCLUSIVE, SUSPICIOUS or FAILED. With --replay: 0 the report is reproduced, 1 not.
     """
     if recorded is not None:
-        from autoqec.orchestrator.recorded_place import move_place
-
-        move_place(locate.parse_round_dir(round_dir)[0], recorded)
+        _move(round_dir, recorded, out)
     if replay:
         _replay(round_dir, out)
         return
@@ -44,6 +42,15 @@ def command(round_dir: Path, replay: bool, recorded: Path | None, out: Output) -
     out.emit(report.dump())
     if report.verdict != "VERIFIED":
         raise click.exceptions.Exit(1)
+
+
+def _move(round_dir: Path, recorded: Path, out: Output) -> None:
+    from autoqec.cli.progress import broadcast
+    from autoqec.orchestrator.recorded_place import move_place
+    from autoqec.reporting.terminal import LiveView, console
+
+    with LiveView(console(err=True), quiet=out.quiet) as view:
+        move_place(locate.parse_round_dir(round_dir)[0], recorded, broadcast(view, out))
 
 
 def _replay(round_dir: Path, out: Output) -> None:

@@ -11,7 +11,7 @@ import pytest
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.cli.workspace import make_workspace
-from autoqec.contracts.events import ignore
+from autoqec.contracts.events import Event, ShotsRead, ignore
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
@@ -39,7 +39,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "workspace"
 
 
-def test_a_run_ends_in_a_verdict_on_sealed_blocks(workspace: Path) -> None:
+def test_a_run_ends_in_a_verdict_on_sealed_blocks(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env_file = workspace.parent / "device" / "env.yaml"
     with start_run(env_file, workspace, "smoke", 1) as run:
         run_rounds(run, 1)
@@ -60,10 +60,16 @@ def test_a_run_ends_in_a_verdict_on_sealed_blocks(workspace: Path) -> None:
     publish_secret(layout, repo)
     archive = workspace.parent / "run.tar"
     package_run(layout, repo, archive)
-    check_replay_elsewhere(archive, env_file.parent / "data", workspace.parent / "elsewhere")
+    capsys.readouterr()
+    place = check_replay_elsewhere(archive, env_file.parent / "data", workspace.parent / "elsewhere")
+    moved = env_file.parent / "moved"
+    assert run_cli(group, ["verify", str(place), "--replay", "--recorded", str(moved), "--quiet", "--json"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    read = [event["what"] for event in shown if event.get("event") == "shots_read" and event["done"] == event["total"]]
+    assert read.count("hashing events1.b8") == 2  # before the directory is noted, and by the verifier
 
 
-def check_replay_elsewhere(archive: Path, data: Path, elsewhere: Path) -> None:
+def check_replay_elsewhere(archive: Path, data: Path, elsewhere: Path) -> Path:
     """Replay an archive after its recorded shots have moved: without them, with others, and with them."""
     moved = data.rename(data.with_name("moved"))
     found = replay_archive(archive, elsewhere / "without", on_event=ignore)
@@ -86,7 +92,7 @@ def check_replay_elsewhere(archive: Path, data: Path, elsewhere: Path) -> None:
     flips.write_bytes(content)
     again = replay_archive(archive, elsewhere / "with", on_event=ignore, on_plan=plans.append, recorded=moved)
     assert again.agrees and " again on the same shots" in again.verdicts[1] and plans[0].verifications == 1
-    assert run_cli(group, ["verify", str(place), "--replay", "--recorded", str(moved), "--quiet"]) == 0
+    return place
 
 
 def test_a_restored_open_run_is_resumed_with_its_recorded_shots(workspace: Path, tmp_path: Path) -> None:
@@ -114,7 +120,10 @@ def test_a_restored_open_run_is_resumed_with_its_recorded_shots(workspace: Path,
         resume_run(restored.run_id, root, recorded=moved)
     assert not recorded_location(first).exists() and not visible_shots(first).exists()
     events.write_bytes(content)
-    with resume_run(restored.run_id, root, recorded=moved) as resumed:
+    events_of_resume: list[Event] = []
+    with resume_run(restored.run_id, root, recorded=moved, on_event=events_of_resume.append) as resumed:
+        read = {event.what for event in events_of_resume if isinstance(event, ShotsRead)}
+        assert {"hashing events1.b8", "copying train shots", "copying validation shots"} <= read
         outcome = run_rounds(resumed, 2)
     assert [row.status for row in outcome.rows] == ["ok"] and outcome.rows[0].round == 2
     for part in ("train", "validation"):

@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
+from autoqec.contracts.events import OnEvent, ShotsRead
 from autoqec.errors import StorageError
 from autoqec.store import atomic
 from autoqec.store.run_log import LOGGER
@@ -29,6 +30,15 @@ DIGEST = 32  # bytes
 
 OnRead = Callable[[str, int, int | None], None]  # what is read, how much so far, and in all if that is known
 Part = TypeVar("Part")
+
+
+def as_events(on_event: OnEvent) -> OnRead:
+    """Return a callback for a reading that reports it as events."""
+
+    def on_read(what: str, done: int, total: int | None) -> None:
+        on_event(ShotsRead(what=what, done=done, total=total))
+
+    return on_read
 
 
 class Reading:

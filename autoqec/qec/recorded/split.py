@@ -14,6 +14,7 @@ import numpy as np
 
 from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
+from autoqec.qec.recorded.progress import SILENT, Reading
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.sampling import Shots, pack, unpack
 from autoqec.store import atomic
@@ -124,7 +125,7 @@ def _full_items(held: list[Shots], size: int) -> Generator[Shots, None, list[Sho
     return [Shots(events[full:], flips[full:])]
 
 
-def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: Path) -> None:
+def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: Path, reading: Reading = SILENT) -> None:
     """Copy the training and validation shots into `directory`, the only recorded shots that a round can read."""
     split, counts = Split.of(code), _manifest(code).shots
     for name, span in zip(PARTS, (split.train, split.validation), strict=True):
@@ -135,7 +136,8 @@ def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: P
             (part / EVENTS).open("wb") as events,
             (part / OBSERVABLES).open("wb") as flips,
         ):
-            for shots in read_span(recorded, counts, span, split.block_shots):
+            blocks = read_span(recorded, counts, span, split.block_shots)
+            for shots in reading.watch(f"copying {name} shots", blocks, span[1] - span[0], len):
                 events.write(np.ascontiguousarray(shots.detection_events).tobytes())
                 flips.write(pack(shots.observables).tobytes())
 

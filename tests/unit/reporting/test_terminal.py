@@ -26,6 +26,7 @@ from autoqec.contracts.events import (
     SequentialTestProgress,
     ShotsRead,
     TrainingProgress,
+    VerificationStarted,
 )
 from autoqec.reporting.terminal import LiveView
 from autoqec.reporting.text import count, duration, interval, percent, plain, sparkline
@@ -143,7 +144,21 @@ def test_reading_of_recorded_shots_is_shown_before_the_run_starts() -> None:
         with view.console.capture() as capture:
             view.console.print(view.screen())
         assert capture.get().rstrip() == shown
+    view(RoundRecorded(round=1, phase="done", row=rounds.row(1)))
+    with view.console.capture() as capture:
+        view.console.print(view.screen())
+    assert "hashing" not in capture.get()
     assert "hashing" not in render(ShotsRead(what="hashing events.b8", done=10, total=40))
+
+
+def test_reading_of_sealed_shots_is_shown_below_the_round_until_it_is_complete() -> None:
+    view = LiveView(Console(file=io.StringIO(), width=100))
+    view(VerificationStarted(round=2, phase="verification"))
+    for done, shown in ((10, True), (40, False)):
+        view(ShotsRead(what="hashing events.b8", done=done, total=40))
+        with view.console.capture() as capture:
+            view.console.print(view.screen())
+        assert "Round 2" in capture.get() and ("\nhashing events.b8 25%" in capture.get()) == shown
 
 
 def test_concurrent_rounds_have_one_line_each() -> None:

@@ -12,6 +12,7 @@ import pytest
 from autoqec.contracts.events import Event, ShotsRead
 from autoqec.contracts.recorded import RecordedManifest
 from autoqec.errors import ContractError, UsageError
+from autoqec.orchestrator.recorded_place import check_place
 from autoqec.orchestrator.run_checks import check_recorded
 from autoqec.qec.recorded import check, progress, shots, statistics
 from autoqec.qec.recorded.check import check_blocks
@@ -138,6 +139,28 @@ def test_start_of_a_run_keeps_its_reading_only_if_it_is_interrupted(
     with pytest.raises(KeyboardInterrupt if interrupted else UsageError, match=None if interrupted else "events0.b8"):
         check_recorded(env, tmp_path, on_event)
     assert any((tmp_path / "cache").rglob("*.npz")) == interrupted
+
+
+def test_interrupted_check_of_moved_shots_continues_after_its_last_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `run --resume --recorded DIR`, `verify --recorded DIR` and `replay --recorded DIR`."""
+    monkeypatch.setattr(progress, "SEGMENT", 5_000)  # more than the circuit, which is hashed as a whole
+    env = load_env(recorded_env(tmp_path, 3500))[0]
+    stopped, again = (list[ShotsRead]() for _ in range(2))
+
+    def stop(event: Event) -> None:
+        assert isinstance(event, ShotsRead)
+        stopped.append(event)
+        if event.what == "hashing events1.b8" and event.done > 7_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_place(env, tmp_path / "data", "run", stop)
+    check_place(env, tmp_path / "data", "run", again.append)
+    first = {event.what: event.done for event in reversed(again)}
+    assert [first[f"hashing events{index}.b8"] for index in (0, 1)] == [10_300, 5_300]
+    assert not any((tmp_path / "cache").rglob("*.npz"))
 
 
 def test_large_files_of_a_manifest_are_hashed_in_segments(tmp_path: Path) -> None:
