@@ -57,7 +57,7 @@ class ModelSize:
         short = _shortened(dem)
         in_sector, known = _in_sector(short, env), set[tuple[int, ...]]()
         n_errors = n_targets = n_edges = 0
-        for (p, targets), count in zip(_errors(short), _repetitions(dem), strict=True):
+        for (p, targets), count in zip(_errors(short), _repetitions(dem, "error"), strict=True):
             n_errors += count
             n_targets += count * len(targets)
             if in_sector is not None and p > 0:
@@ -98,6 +98,18 @@ def require_problem_memory(env: EnvSpec) -> None:
     require_bytes(needed, f"env `{env.name}`", "choose fewer rounds or a smaller distance")
 
 
+def count_rounds(dem: stim.DetectorErrorModel) -> int:
+    """Return the number of different times of detectors, their third or last coordinate; loops are not unrolled."""
+    positions = [each.args_copy() for each in _shortened(dem).flattened() if each.type == "detector"]
+    axis = min(3, max(map(len, positions), default=0)) - 1
+    n_rounds, known = 0, set[tuple[float, ...]]()
+    for position, count in zip(positions, _repetitions(dem, "detector"), strict=True):
+        time = tuple(position[axis : axis + 1]) if axis >= 0 else ()
+        n_rounds += 0 if time in known else count
+        known.add(time)
+    return n_rounds
+
+
 def _shortened(dem: stim.DetectorErrorModel) -> stim.DetectorErrorModel:
     """Return the model with at most REPETITIONS of each loop."""
     short = stim.DetectorErrorModel()
@@ -110,15 +122,15 @@ def _shortened(dem: stim.DetectorErrorModel) -> stim.DetectorErrorModel:
     return short
 
 
-def _repetitions(dem: stim.DetectorErrorModel) -> Iterator[int]:
-    """Yield how many errors of the model each error of the shortened one stands for, itself included."""
+def _repetitions(dem: stim.DetectorErrorModel, kind: str) -> Iterator[int]:
+    """Yield how many instructions of a kind each one of the shortened model stands for, itself included."""
     for instruction in dem:
         if isinstance(instruction, stim.DemRepeatBlock):
-            body = list(_repetitions(instruction.body_copy()))
+            body = list(_repetitions(instruction.body_copy(), kind))
             last = min(instruction.repeat_count, REPETITIONS) - 1
             yield from body * last
             yield from ((instruction.repeat_count - last) * count for count in body)
-        elif instruction.type == "error" and instruction.targets_copy():
+        elif instruction.type == kind and instruction.targets_copy():
             yield 1
 
 

@@ -139,22 +139,22 @@ def _decoders(
 
     `count_shots` returns the number of shots with so many detectors, if it is known.
     """
-    from autoqec.decoders.decode_memory import decoding_size, require_decode_memory
+    from autoqec.decoders.decode_memory import decoding_size, require_decode_memory, require_window_memory
     from autoqec.decoders.decoding import CheckpointDecoder, read_model
     from autoqec.decoders.threads import decoders_needed
     from autoqec.decoders.windows import WindowedDecoder
     from autoqec.qec.problem import Problem
 
     model = None if dem is None else read_model(dem, loaded.env)
+    size = decoding_size(loaded.env, model)
+    n_shots = count_shots(size.n_detectors)
+    n_decoders = decoders_needed(threads, n_shots)
     if window is None:
-        size = decoding_size(loaded.env, model)
-        n_shots = count_shots(size.n_detectors)
-        n_decoders = decoders_needed(threads, n_shots)
         require_decode_memory(size, n_decoders, n_shots)
         of = CheckpointDecoder.of
         return [of(loaded.env, loaded.path, model, allow_other_dem=allow_other_dem) for _ in range(n_decoders)]
+    require_window_memory(loaded.env, model, window, n_decoders, n_shots)
     model = model or Problem.from_env(loaded.env).dem
-    n_decoders = decoders_needed(threads, count_shots(model.num_detectors))
     return [WindowedDecoder(loaded.env, loaded.path, model, window) for _ in range(n_decoders)]
 
 

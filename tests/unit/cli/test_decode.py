@@ -17,7 +17,7 @@ from autoqec.cli.commands.decode import FORMATS, first_shots
 from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import DemFileCode, EnvSpec, FileNoise
-from autoqec.decoders import checkpoint, threads
+from autoqec.decoders import checkpoint, decode_memory, threads, windows
 from autoqec.decoders.decoding import CHUNK, CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.latency import WARM_UP_SHOTS, measure_latency
@@ -25,7 +25,7 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.qec import shotfiles, soft_matching, weighted_mwpm
 from autoqec.qec.backends import make_backend
 from autoqec.qec.memory import ModelSize
-from autoqec.qec.problem import Problem
+from autoqec.qec.problem import Problem, error_model
 from autoqec.qec.sampling import sample
 from autoqec.store.files import dump_config
 from autoqec.system import memory
@@ -364,6 +364,31 @@ class TestOtherDem:
         with pytest.raises(UsageError, match="needs about .* GB more than the 1e-06 GB available"):
             autoqec.decode(tmp_path / "checkpoint.pt", np.zeros((1, 24), bool), env=tmp_path / "env.yaml",
                            unverified=True)  # fmt: skip
+
+    def test_windows_longer_than_memory_are_rejected_before_they_are_built(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Coordinates of 10^9 rounds never fit; a window over all of 200 rounds needs more than one of 8."""
+        dsl = parse_dsl({"type": "local", "local": {"hidden": 4, "space": 1, "time": 1}})
+        checkpoint.save(tmp_path / "checkpoint.pt", compile_predecoder(dsl, problem(3), seed=0), dsl)
+        (tmp_path / "env.yaml").write_text(dump_config(surface(3).dump()), encoding="utf-8")
+        write(tmp_path / "shots.b8", np.zeros((4, 200), np.uint8), "b8", 1600)
+        models = {}
+        for rounds in (200, 10**9):
+            circuit = stim.Circuit.generated(
+                "surface_code:rotated_memory_z", distance=3, rounds=rounds, after_clifford_depolarization=0.01
+            )
+            models[rounds] = self.write_dem(circuit, tmp_path / f"{rounds}.stim")
+        dem = error_model(stim.Circuit(models[200].read_text()), surface(3))
+        limit = 2 * sum(decode_memory.window_bytes(surface(3), dem, 8, 1, 4).values())
+        monkeypatch.setattr(memory, "available_bytes", lambda: limit)
+        assert decode(tmp_path, "--dem", str(models[200]), "--window", "8") == 0
+        monkeypatch.setattr(windows.WindowedDecoder, "__init__", None)
+        capsys.readouterr()
+        for rounds, window, missing in ((200, "300", "graphs of windows"), (10**9, "8", "coordinates of detectors")):
+            assert decode(tmp_path, "--dem", str(models[rounds]), "--window", window, out="no") == 2
+            refused(capsys, f"experiment of {8 * rounds:,} detectors", missing, "available", "smaller --window")
+        assert not (tmp_path / "no").exists()
 
     def test_few_shots_need_little_memory_with_many_threads(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

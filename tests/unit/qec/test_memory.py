@@ -11,7 +11,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
 from autoqec.locate import builtin_envs
 from autoqec.qec.env_summary import suggest_backend, summarize_env
-from autoqec.qec.memory import ModelSize
+from autoqec.qec.memory import ModelSize, count_rounds
 from autoqec.qec.problem import Problem, error_model
 from autoqec.store.files import load_env
 from autoqec.system import memory
@@ -62,6 +62,20 @@ def test_sizes_equal_those_of_the_problem(env: EnvSpec) -> None:
 def test_sector_of_a_model_without_coordinates_counts_all_errors() -> None:
     dem = stim.DetectorErrorModel("error(0.1) D0 D1 L0\nerror(0.1) D0 L0")
     assert ModelSize.of(dem, BICYCLE).n_edges == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("error(0.1) D0 L0", 0),
+        ("detector(5, 1) D0\ndetector(6, 1) D1\ndetector(5, 2) D2", 2),
+        ("detector(0, 0, 1, 9) D0\nrepeat 1000000000000 {\nshift_detectors(0, 0, 1) 1\ndetector(0, 0, 1, 8) D0\n"
+         "detector(0, 0, 2) D1\n}\ndetector(0, 0, 7) D3", 10**12 + 3),
+    ],
+)  # fmt: skip
+def test_rounds_are_counted_without_unrolling_loops(text: str, expected: int) -> None:
+    """A repetition has detectors of two times, one of which is the next repetition's first."""
+    assert count_rounds(stim.DetectorErrorModel(text)) == expected
 
 
 def test_memory_grows_with_the_rounds() -> None:
