@@ -6,6 +6,8 @@ two-qubit gate, so CNOTs are compiled to it. With strength p, and a layer of ope
     CZ: DEPOLARIZE2(p). Single-qubit gates and qubits that idle: DEPOLARIZE1(p/10).
     Reset: X_ERROR(2p). Measurement: result flipped with 5p, then DEPOLARIZE1(p).
     Idling while other qubits are reset or measured: also DEPOLARIZE1(2p).
+
+Short experiments are written without loops: their text is pinned by hashes. Long ones keep the loop of their rounds.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from autoqec.errors import UsageError
 
 MAX_P = 0.2  # measurements flip with 5p
 ANNOTATIONS = ("DETECTOR", "OBSERVABLE_INCLUDE", "SHIFT_COORDS", "QUBIT_COORDS")
+MAX_UNROLLED = 64  # repetitions; circuits with more keep their loop
+SHORT = 4  # repetitions that are compiled to find the layers that each of them adds
 BASIS_CHANGES = {"X": "H", "Y": "H_YZ"}  # gates that exchange the basis with Z
 
 
@@ -140,19 +144,76 @@ def si1000(circuit: stim.Circuit, p: float) -> stim.Circuit:
     """
     if p > MAX_P:
         raise UsageError(f"p = {p} is above {MAX_P}", location="noise.p", hint="measurements flip with probability 5p")
-    layers = compile_layers(circuit.without_noise().flattened())
-    qubits = {qubit for layer in layers for qubit in layer.busy}
+    plain = circuit.without_noise()
+    out = _looped(plain, p)
+    return _joined(_noisy_layers(plain.flattened(), p)) if out is None else out
+
+
+def _looped(circuit: stim.Circuit, p: float) -> stim.Circuit | None:
+    """Compile a circuit with one long loop to one with a loop; None if it has another form.
+
+    Two circuits with few repetitions are compiled. They differ by the layers of one repetition, which equal those
+    before them; where they do not, operations are moved across repetitions, and the loop cannot be kept.
+    """
+    loops = [each for each in circuit if isinstance(each, stim.CircuitRepeatBlock)]
+    long = [each for each in loops if each.repeat_count > MAX_UNROLLED]
+    if len(long) != 1:
+        return None
+    fewer, more = (_noisy_layers(_unrolled(circuit, count), p) for count in (SHORT, SHORT + 1))
+    size = len(more) - len(fewer)
+    for start in range(len(more) - 2 * size + 1):
+        body, end = more[start : start + size], start + size
+        if more[end : end + size] == body:
+            break
+    else:
+        return None
+    while more[end : end + size] == body:
+        end += size
+    if fewer != more[: end - size] + more[end:]:
+        return None
+    count = (end - start) // size + long[0].repeat_count - (SHORT + 1)
+    out = _joined(more[:start])
+    out.append(stim.CircuitRepeatBlock(count, _joined(body)))
+    return out + _joined(more[end:])
+
+
+def _unrolled(circuit: stim.Circuit, count: int) -> stim.Circuit:
+    """Return the circuit without loops, with `count` repetitions of the long ones."""
     out = stim.Circuit()
-    n_records = 0
-    for layer in layers:
-        n_records += len(layer.qubits) if layer.kind == "M" else 0
-        _append_layer(out, layer, sorted(qubits - layer.busy), p, n_records)
-        out.append("TICK")
+    for each in circuit:
+        if isinstance(each, stim.CircuitRepeatBlock):
+            body = _unrolled(each.body_copy(), count)
+            for _ in range(count if each.repeat_count > MAX_UNROLLED else each.repeat_count):
+                out += body
+        else:
+            out.append(each)
     return out
 
 
+def _joined(layers: list[stim.Circuit]) -> stim.Circuit:
+    out = stim.Circuit()
+    for each in layers:
+        out += each
+    return out
+
+
+def _noisy_layers(circuit: stim.Circuit, p: float) -> list[stim.Circuit]:
+    """Compile a circuit without noise and loops; return its layers with noise."""
+    layers = compile_layers(circuit)
+    qubits = {qubit for layer in layers for qubit in layer.busy}
+    found = []
+    n_records = 0
+    for layer in layers:
+        n_records += len(layer.qubits) if layer.kind == "M" else 0
+        out = stim.Circuit()
+        _append_layer(out, layer, sorted(qubits - layer.busy), p, n_records)
+        out.append("TICK")
+        found.append(out)
+    return found
+
+
 def compile_layers(circuit: stim.Circuit) -> list[Layer]:
-    """Return the layers of a flattened circuit without noise."""
+    """Return the layers of a circuit without noise and loops."""
     compiler = Compiler()
     n_records = 0
     for instruction in circuit:

@@ -10,6 +10,8 @@ import stim
 
 from autoqec.contracts.env import BicycleCode, CssFileCode, EnvSpec, Si1000Noise, StimGeneratorCode
 from autoqec.errors import UsageError
+from autoqec.qec import bicycle
+from autoqec.qec import si1000 as si1000_module
 from autoqec.qec.problem import Problem
 from autoqec.qec.si1000 import si1000
 from tests.support.envs import BANDS
@@ -48,6 +50,60 @@ def test_experiments_keep_their_detectors(task: str) -> None:
     assert circuit.detector_error_model().num_detectors == plain.num_detectors
     noiseless = circuit.without_noise().compile_detector_sampler(seed=1).sample(20, append_observables=True)
     assert not noiseless.any()
+
+
+def long_experiment(task: str, rounds: int) -> stim.Circuit:
+    if task == "bicycle":
+        return bicycle.memory_circuit(3, 3, ((1, 0), (0, 1), (0, 2)), ((0, 1), (1, 0), (2, 0)), rounds, 0.001)
+    return stim.Circuit.generated(task, distance=3, rounds=rounds)
+
+
+def errors(circuit: stim.Circuit) -> dict[str, float]:
+    """Return how likely an odd number of the errors with the same targets is; loops list some of them twice."""
+    found: dict[str, float] = {}
+    for each in circuit.detector_error_model(approximate_disjoint_errors=True).flattened():
+        if each.type == "error":
+            (p,), targets = each.args_copy(), " ".join(map(str, each.targets_copy()))
+            q = found.get(targets, 0.0)
+            found[targets] = p * (1 - q) + q * (1 - p)
+    return found
+
+
+@pytest.mark.parametrize("task", [*TASKS, "bicycle"])
+def test_long_experiments_are_loops_with_the_errors_of_the_unrolled_circuit(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = long_experiment(task, 9)
+    unrolled = si1000(plain, 0.001)
+    monkeypatch.setattr(si1000_module, "MAX_UNROLLED", 6)
+    looped = si1000(plain, 0.001)
+    kinds = [type(each) for each in looped]
+    assert kinds.count(stim.CircuitRepeatBlock) == 1 and len(str(looped)) < len(str(unrolled))
+    assert looped.flattened() == unrolled
+    assert looped.get_detector_coordinates() == unrolled.get_detector_coordinates()
+    found, expected = (errors(each) for each in (looped, unrolled))
+    assert found.keys() == expected.keys() and found == pytest.approx(expected, abs=1e-12)
+
+
+def test_size_of_a_circuit_does_not_grow_with_its_rounds() -> None:
+    plain = [stim.Circuit.generated(TASKS[0], distance=3, rounds=rounds) for rounds in (100, 10**6)]
+    short, long = (si1000(each, 0.001) for each in plain)
+    assert len(str(long)) < len(str(short)) + 10
+    assert long.num_detectors == 8 * 10**6 and long.num_ticks / short.num_ticks == pytest.approx(10**4, rel=0.01)
+
+
+def test_circuits_of_few_rounds_have_no_loops() -> None:
+    """Hashes of their text are stored: the longest circuit of the board with this noise has 12 rounds."""
+    circuit = si1000(stim.Circuit.generated(TASKS[0], distance=3, rounds=si1000_module.MAX_UNROLLED), 0.001)
+    assert "REPEAT" not in str(circuit)
+
+
+def test_loop_whose_repetitions_are_compiled_differently_is_unrolled() -> None:
+    """Hadamard gates of qubit 0 cancel in pairs, so that one is left after an odd number of repetitions."""
+    text = "R 0 1\nTICK\nREPEAT %d {\nH 0\nTICK\nM 1\nTICK\n}\nM 0\nDETECTOR rec[-2]"
+    for count, hadamards in ((100, 0), (101, 1)):
+        circuit = si1000(stim.Circuit(text % count), 0.001)
+        assert "REPEAT" not in str(circuit) and channels(circuit)["H", 0] == hadamards
 
 
 def test_gates_are_cz_and_hadamard_in_few_layers() -> None:
