@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from autoqec.qec.problem import Problem
     from autoqec.qec.recorded.block_test import BlockEffect
+    from autoqec.qec.recorded.progress import Reading
     from autoqec.qec.recorded.shots import RecordedShots
 
 BLOCKS = 40  # by default
@@ -57,20 +58,24 @@ def command(
     from autoqec.qec.recorded.env import check_hashes, read_manifest
 
     recorded, problem, baselines = open_recorded(directory)
-    with shown_reading(directory, out) as reading:
+    with shown_reading(directory, out) as reading:  # intermediate results of all steps are kept until the last one
+        hashes: list[str] = []
         if manifest is not None:
-            check_hashes(recorded, read_manifest(manifest), manifest.name, reading)
+            stored = read_manifest(manifest)
+            check_hashes(recorded, stored, manifest.name, reading)
+            hashes = [file.sha256 for file in stored.files]
         checks = diagnose(recorded, problem, out, reading)
-    failed = [diagnosis.name for check in checks for diagnosis in check.diagnoses if diagnosis.error]
-    shots = [0 if check.counts is None else check.counts.shots for check in checks]
-    compared: dict[str, Any] = {}
-    if not failed and not no_decode:
-        trained = sum(shots) // 2 if train_shots is None else train_shots
-        if trained >= sum(shots):
-            message = f"leaves none of {sum(shots)} shots to decode"
-            raise UsageError(message, location="--train-shots", hint="give a smaller number")
-        size = block_shots or max((sum(shots) - trained) // BLOCKS, 1)
-        compared = _compare(recorded, problem, baselines, shots, trained, size, dem_out, out)
+        failed = [diagnosis.name for check in checks for diagnosis in check.diagnoses if diagnosis.error]
+        shots = [0 if check.counts is None else check.counts.shots for check in checks]
+        compared: dict[str, Any] = {}
+        if not failed and not no_decode:
+            trained = sum(shots) // 2 if train_shots is None else train_shots
+            if trained >= sum(shots):
+                message = f"leaves none of {sum(shots)} shots to decode"
+                raise UsageError(message, location="--train-shots", hint="give a smaller number")
+            size = block_shots or max((sum(shots) - trained) // BLOCKS, 1)
+            data = _Data(recorded, problem, baselines, (trained, sum(shots)), reading, hashes)
+            compared = _compare(data, size, dem_out, out)
     out.emit(
         {
             "directory": str(directory),
@@ -83,33 +88,36 @@ def command(
         click.get_current_context().exit(1)
 
 
-def _compare(
-    recorded: RecordedShots,
-    problem: Problem,
-    baselines: tuple[str, ...],
-    shots: list[int],
-    trained: int,
-    size: int,
-    dem_out: Path | None,
-    out: Output,
-) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """Recorded shots with the problem of their model; `span` holds the first shot to decode and the number of shots."""
+
+    recorded: RecordedShots
+    problem: Problem
+    baselines: tuple[str, ...]
+    span: tuple[int, int]
+    reading: Reading
+    hashes: list[str]
+
+
+def _compare(data: _Data, size: int, dem_out: Path | None, out: Output) -> dict[str, Any]:
     """Estimate a model, decode the other shots, print the gains; return the figures for --json."""
+    from autoqec.contracts.base import sha256_bytes
     from autoqec.qec.backends import make_backend
-    from autoqec.qec.recorded.decoding import compare, time_slices, wrong_shots
+    from autoqec.qec.recorded.decoding import compare
     from autoqec.qec.recorded.statistics import MAX_PAIR_DETECTORS
 
-    names = dict.fromkeys((problem.env.plain, *baselines))
+    problem, reference = data.problem, data.problem.env.plain
+    names = dict.fromkeys((reference, *data.baselines))
     decoders = {name: make_backend(name, problem) for name in names}
+    models: dict[str, Any] = {"hashes": data.hashes, "model": sha256_bytes(str(problem.dem).encode())}
     if dem_out is not None or problem.n_detectors <= MAX_PAIR_DETECTORS:
-        estimated = _estimate(recorded, problem, trained, dem_out, out)
+        estimated = _estimate(data, dem_out, out)
         decoders |= {f"{name}_estimated": make_backend(name, problem.with_dem(estimated)) for name in names}
-    reference = problem.env.plain
-    with shown_reading(recorded.directory, out) as reading:
-        wrong = wrong_shots(recorded, decoders, trained)
-        parts = reading.watch("decoding", wrong, sum(shots) - trained, lambda part: len(part[reference]))
-        errors, effects = compare(time_slices(parts, size), reference)
+        models["estimated"] = sha256_bytes(str(estimated).encode())
+    errors, effects = compare(data.recorded, decoders, reference, data.span, size, data.reading, **models)
     if not errors:
-        message = f"is more than the number of decoded shots, those after the first {trained}"
+        message = f"is more than the number of decoded shots, those after the first {data.span[0]}"
         raise UsageError(message, location="--block-shots", hint="give a smaller number")
     decoded = next(iter(effects.values())).shots
     out.say(f"decoded {pluralize(decoded, 'shot')} in blocks of {size}; gains over {reference}, 95% under drift:")
@@ -118,7 +126,7 @@ def _compare(
         gain = "" if effect is None or effect.relative is None else f", gain {_gain_text(effect)}"
         out.say(f"  {name:26} {count} errors, LER {count / decoded:.3e}{gain}")
     return {
-        "train_shots": trained,
+        "train_shots": data.span[0],
         "block_shots": size,
         "decoded_shots": decoded,
         "errors": errors,
@@ -126,18 +134,14 @@ def _compare(
     }
 
 
-def _estimate(
-    recorded: RecordedShots, problem: Problem, trained: int, dem_out: Path | None, out: Output
-) -> stim.DetectorErrorModel:
+def _estimate(data: _Data, dem_out: Path | None, out: Output) -> stim.DetectorErrorModel:
     """Estimate a model from the first shots, and write it if asked."""
-    from autoqec.qec.recorded.decoding import first_events
-    from autoqec.qec.recorded.estimation import estimate_dem
+    from autoqec.qec.recorded.estimation import estimate_recorded
     from autoqec.store import atomic
 
-    with shown_reading(recorded.directory, out) as reading:
-        events = reading.watch("estimating the model", first_events(recorded, trained), trained, len)
-        estimated = estimate_dem(problem, events, trained)
-    out.note(f"estimated {pluralize(problem.n_mechanisms, 'error mechanism')} from {pluralize(trained, 'shot')}")
+    trained = data.span[0]
+    estimated = estimate_recorded(data.problem, data.recorded, trained, data.reading, hashes=data.hashes)
+    out.note(f"estimated {pluralize(data.problem.n_mechanisms, 'error mechanism')} from {pluralize(trained, 'shot')}")
     if dem_out is not None:
         atomic.write_text(dem_out, f"{estimated}\n")
         out.say(f"{dem_out}: estimated detector error model")

@@ -71,6 +71,19 @@ class BlockCounts:
         self.shots = 0
         self._rows: list[tuple[int, int, int, int]] = []
 
+    @classmethod
+    def of(cls, rows: np.ndarray, shots: int) -> BlockCounts:
+        """Return the counts of blocks that are counted already.
+
+        Args:
+            rows: int64 [blocks, 4], for each block the shots that only the reference loses, that only the candidate
+                loses, and the errors of the reference and of the candidate.
+            shots: Shots in all blocks.
+        """
+        counts = cls()
+        counts.shots, counts._rows = shots, [tuple(row) for row in rows.tolist()]
+        return counts
+
     def __len__(self) -> int:
         return len(self._rows)
 

@@ -12,11 +12,11 @@ import stim
 from autoqec.contracts.recorded import RecordedBlock
 from autoqec.qec import backends, shotfiles
 from autoqec.qec.problem import Problem
-from autoqec.qec.recorded import progress
 from autoqec.qec.recorded.diagnosis import Diagnosis, diagnose_events
 from autoqec.qec.recorded.observables import diagnose_observables, fits
 from autoqec.qec.recorded.orders import layers
 from autoqec.qec.recorded.progress import SILENT, Reading
+from autoqec.qec.recorded.saved_counts import SavedCounts
 from autoqec.qec.recorded.shots import CHUNK, RecordedShots
 from autoqec.qec.recorded.statistics import EventCounts, count_events
 from autoqec.qec.sampling import Shots, pack
@@ -103,15 +103,16 @@ class _BlockCounter:
         self.recorded, self.block = recorded, recorded.layout.blocks[index]
         self.limit, self.reading = limit, reading
         self.first: list[Shots] = []
-        self._name = f"block-{index}-{limit}"
         self._label = f"checking block {index + 1} of {len(recorded.layout.blocks)}"
-        self._sources = [recorded.directory / name for name in (recorded.layout.model, *self.block.files)]
-        self._width = -(-recorded.source.num_detectors // 8)
-        self._saved_shots = 0
+        sources = [recorded.directory / name for name in (recorded.layout.model, *self.block.files)]
+        self._complete = np.zeros((), bool)
+        saved = reading.saved(f"block-{index}", sources, limit=limit)
+        self._saved = SavedCounts(saved, recorded.source.num_detectors, complete=self._complete)
 
     def count(self) -> EventCounts:
         """Read the block and return its counts; UsageError as `RecordedShots.chunks`."""
-        start, complete = self._load()
+        start = self._saved.load()
+        complete = bool(self._complete)
         expected = start.shots if complete and start is not None else self.recorded.expected_shots(self.block)
         total = min((shots for shots in (expected, self.limit) if shots is not None), default=None)
         parts = self.reading.watch(self._label, self._events(complete), total, len)
@@ -119,27 +120,10 @@ class _BlockCounter:
             for _ in parts:  # only the first shots
                 pass
             return start
-        counts = count_events(parts, self.recorded.source.num_detectors, start, self._save_part)
-        if counts.shots * self._width >= max(progress.SMALLEST_SAVED, 8 * counts.pairs.nbytes):
-            self._save(counts, complete=True)
+        counts = count_events(parts, self.recorded.source.num_detectors, start, self._saved.save_part)
+        self._complete[...] = True
+        self._saved.save_all(counts)
         return counts
-
-    def _load(self) -> tuple[EventCounts | None, bool]:
-        saved = self.reading.load(self._name, self._sources)
-        if saved.keys() != {"shots", "single", "pairs", "complete"}:
-            return None, False
-        counts = EventCounts(int(saved["shots"]), saved["single"], saved["pairs"])
-        self._saved_shots = counts.shots
-        return counts, bool(saved["complete"])
-
-    def _save_part(self, counts: EventCounts) -> None:
-        if (counts.shots - self._saved_shots) * self._width >= progress.SEGMENT:
-            self._save(counts, complete=False)
-
-    def _save(self, counts: EventCounts, *, complete: bool) -> None:
-        arrays = {"shots": np.array(counts.shots), "single": counts.single, "pairs": counts.pairs}
-        self.reading.save(self._name, self._sources, **arrays, complete=np.array(complete))
-        self._saved_shots = counts.shots
 
     def _events(self, complete: bool) -> Iterator[np.ndarray]:
         for part in _limited(self.recorded.chunks(self.block), self.limit):

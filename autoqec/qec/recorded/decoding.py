@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +11,13 @@ from autoqec.contracts.recorded import RecordedBlock
 from autoqec.errors import UsageError
 from autoqec.qec.backends import Backend
 from autoqec.qec.recorded.block_test import BlockCounts, BlockEffect
+from autoqec.qec.recorded.progress import SILENT, Reading, Saved
 from autoqec.qec.recorded.shots import RecordedShots
+from autoqec.qec.recorded.split import Span
 from autoqec.qec.sampling import Shots
 from autoqec.qec.stats import error_mask
+
+SAVED_SHOTS = 1 << 16  # decoded between two saves
 
 
 def wrong_shots(
@@ -69,41 +74,102 @@ def first_events(recorded: RecordedShots, shots: int) -> Iterator[np.ndarray]:
             shots -= len(part)
 
 
-def compare(slices: Iterator[dict[str, np.ndarray]], reference: str) -> tuple[dict[str, int], dict[str, BlockEffect]]:
-    """Compare all decoders with a reference, block by block.
+def compare(
+    recorded: RecordedShots,
+    decoders: Mapping[str, Backend],
+    reference: str,
+    span: Span,
+    size: int,
+    reading: Reading = SILENT,
+    **inputs: Any,
+) -> tuple[dict[str, int], dict[str, BlockEffect]]:
+    """Decode recorded shots, and compare all decoders with a reference, slice by slice.
 
     Args:
-        slices: For each block and decoder bool [n], the shots that it predicts wrongly.
-        reference: Name of the reference.
+        recorded: The shots.
+        decoders: Decoders by name. Predictions of other decoders that every block names are scored too.
+        reference: Name of the reference among them.
+        span: First shot to decode, and the number of all shots.
+        size: Successive shots per slice, which is one block of the test; a shorter rest at the end is left out.
+        reading: Reports and resumes the decoding.
+        inputs: What else the decoders depend on than the model of the shots, as JSON can hold it.
 
     Returns:
         Errors of each decoder, and the gain of each other decoder over the reference.
     """
-    errors: dict[str, int] = {}
-    counts: dict[str, BlockCounts] = {}
-    for wrong in slices:
-        for name, mask in wrong.items():
-            errors[name] = errors.get(name, 0) + int(mask.sum())
-            if name != reference:
-                counts.setdefault(name, BlockCounts()).add(wrong[reference], mask)
-    return errors, {name: found.effect() for name, found in counts.items()}
+    skip, total = span
+    errors = SliceErrors(reference, size)
+    sources = [recorded.directory / name for name in recorded.names]
+    saved = reading.saved("decoding", sources, names=[*decoders], reference=reference, skip=skip, size=size, **inputs)
+    saved_shots = errors.load(saved)
+    for wrong in wrong_shots(recorded, decoders, skip + saved_shots):
+        errors.add(wrong)
+        reading.report("decoding", errors.shots, total - skip)
+        if errors.shots - saved_shots >= max(SAVED_SHOTS, len(errors)):
+            saved_shots = errors.shots
+            errors.save(saved)
+    return errors.results()
 
 
-def time_slices(parts: Iterator[dict[str, np.ndarray]], size: int) -> Iterator[dict[str, np.ndarray]]:
-    """Regroup chunks into slices of `size` successive shots; a shorter rest is left out."""
-    held: dict[str, list[np.ndarray]] = {}
-    count = 0
-    for part in parts:
-        for name, wrong in part.items():
-            held.setdefault(name, []).append(wrong)
-        count += len(next(iter(part.values())))
-        if count < size:
-            continue
-        joined = {name: np.concatenate(values) for name, values in held.items()}
-        full = count // size * size
-        for start in range(0, full, size):
-            yield {name: wrong[start : start + size] for name, wrong in joined.items()}
-        held, count = {name: [wrong[full:]] for name, wrong in joined.items()}, count - full
+class SliceErrors:
+    """Paired errors of several decoders and a reference, in slices of successive shots.
+
+    Attributes:
+        shots: Shots so far.
+    """
+
+    def __init__(self, reference: str, size: int) -> None:
+        self.reference, self.size, self.shots = reference, size, 0
+        self._names: list[str] = []
+        self._slices: list[np.ndarray] = []  # int64 [n_names, 4] each: fixed, broken, errors of reference and decoder
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def add(self, wrong: Mapping[str, np.ndarray]) -> None:
+        """Add the next shots: for each decoder bool [n], those that it predicts wrongly."""
+        self._names = [*wrong]
+        masks = np.array([*wrong.values()])
+        first = 0
+        while first < masks.shape[1]:
+            if self.shots == len(self) * self.size:
+                self._slices.append(np.zeros((len(masks), 4), np.int64))
+            part = masks[:, first : first + len(self) * self.size - self.shots]
+            baseline = part[self._names.index(self.reference)]
+            columns = (baseline & ~part, part & ~baseline, np.broadcast_to(baseline, part.shape), part)
+            self._slices[-1] += np.stack([column.sum(1) for column in columns], axis=1)
+            self.shots += part.shape[1]
+            first += part.shape[1]
+
+    def results(self) -> tuple[dict[str, int], dict[str, BlockEffect]]:
+        """Return the errors of each decoder, and the gain of each other one, in all complete slices; empty if none."""
+        complete = self.shots // self.size
+        if not complete:
+            return {}, {}
+        table = np.array(self._slices[:complete])
+        errors = {name: int(table[:, index, 3].sum()) for index, name in enumerate(self._names)}
+        effects = {
+            name: BlockCounts.of(table[:, index], complete * self.size).effect()
+            for index, name in enumerate(self._names)
+            if name != self.reference
+        }
+        return errors, effects
+
+    def load(self, saved: Saved) -> int:
+        """Continue from what an interrupted command has saved; return the number of its shots."""
+        found = saved.load(shots=(), slices=(-1, -1, 4), names=(-1,))
+        if found:
+            names = found["names"].tobytes().decode().split("\n")
+            slices, shots = found["slices"], int(found["shots"])
+            if len(slices) == -(-shots // self.size) and slices.shape[1] == len(names) and self.reference in names:
+                self._names, self._slices, self.shots = names, list(slices), shots
+        return self.shots
+
+    def save(self, saved: Saved) -> None:
+        """Save what was added."""
+        names = np.frombuffer("\n".join(self._names).encode(), np.uint8)
+        slices = np.array(self._slices, np.int64).reshape(len(self), -1, 4)
+        saved.save(shots=np.array(self.shots), slices=slices, names=names)
 
 
 def _other_number(name: str) -> UsageError:

@@ -12,8 +12,7 @@ from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.check import BlockCheck, check_blocks
-from autoqec.qec.recorded.decoding import first_events
-from autoqec.qec.recorded.estimation import estimate_dem
+from autoqec.qec.recorded.estimation import estimate_recorded
 from autoqec.qec.recorded.layout import check_files
 from autoqec.qec.recorded.progress import SILENT, Reading, hash_file
 from autoqec.qec.recorded.shots import RecordedShots
@@ -49,7 +48,7 @@ def write_models(
         env_file: The env file; its name gives those of the two files.
         block_shots: Shots per block of the test; by default such that each candidate gets `PART_BLOCKS` blocks.
         candidates: Candidates among which the test blocks are divided; None for the contract's default.
-        reading: Reports and resumes the hashing of the files.
+        reading: Reports and resumes the hashing of the files and the estimate.
 
     Returns:
         The field `code` of the env, without the contents of the files.
@@ -70,8 +69,8 @@ def write_models(
         files=recorded.files(reading),
     )
     trained = Split.of(code.model_copy(update={"manifest": manifest}), str(recorded.directory)).train[1]
-    events = reading.watch("estimating the model", first_events(recorded, trained), trained, len)
-    model = estimate_dem(problem, events, trained)
+    hashes = [file.sha256 for file in manifest.files]
+    model = estimate_recorded(problem, recorded, trained, reading, hashes=hashes)
     text = f"{model}\n"
     named = {"estimated": model_path.name, "estimated_sha256": sha256_bytes(text.encode()), "estimated_shots": trained}
     atomic.write_text(model_path, text)

@@ -13,15 +13,21 @@ only if it describes the shots: if it does not, as under leakage, matching does 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import stim
 from scipy.optimize import lsq_linear
 
+from autoqec.contracts.base import sha256_bytes
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
+from autoqec.qec.recorded.decoding import first_events
 from autoqec.qec.recorded.likelihood import GroupModel, PatternCounter
+from autoqec.qec.recorded.progress import Reading
+from autoqec.qec.recorded.saved_counts import SavedCounts
+from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.statistics import (
     MAX_PAIR_DETECTORS,
     SMALLEST_PARITY,
@@ -47,13 +53,53 @@ def estimate_dem(problem: Problem, parts: Iterable[np.ndarray], shots: int) -> s
     Raises:
         UsageError: There are no detection events, or more detectors than pairs are counted for.
     """
+    _require_estimable(problem)
+    patterns = PatternCounter(problem, shots)
+    counts = count_events(patterns.watch(parts), problem.n_detectors)
+    return with_probabilities(problem.dem, _fit(problem, counts, patterns))
+
+
+def estimate_recorded(
+    problem: Problem, recorded: RecordedShots, shots: int, reading: Reading, **inputs: Any
+) -> stim.DetectorErrorModel:
+    """Estimate a model from the first recorded shots; see `estimate_dem`.
+
+    Args:
+        problem: The env with the model whose mechanisms are kept.
+        recorded: The shots.
+        shots: Number of training shots.
+        reading: Reports and resumes the counting, and keeps the result for the steps after it.
+        inputs: What else identifies the shots, for example the hashes of their files if these are known.
+    """
+    _require_estimable(problem)
+    sources = [recorded.directory / name for name in recorded.names]
+    inputs |= {"shots": shots, "model": sha256_bytes(str(problem.dem).encode())}
+    result = reading.saved("estimate", sources, **inputs)
+    if (found := result.load(probs=(problem.n_mechanisms,))) and (found["probs"] <= LARGEST_P).all():
+        return with_probabilities(problem.dem, found["probs"])
+    patterns = PatternCounter(problem, shots)
+    place = reading.saved("training", sources, **inputs)
+    saved = SavedCounts(place, problem.n_detectors, patterns=patterns.counts)
+    start = saved.load()
+    parts = reading.watch("estimating the model", first_events(recorded, shots), shots, len)
+    parts = patterns.watch(parts, 0 if start is None else start.shots)
+    counts = count_events(parts, problem.n_detectors, start, saved.save_part)
+    saved.save_all(counts)
+    probs = _fit(problem, counts, patterns)
+    result.save(probs=probs)
+    return with_probabilities(problem.dem, probs)
+
+
+def _require_estimable(problem: Problem) -> None:
     if problem.n_detectors > MAX_PAIR_DETECTORS:
         raise UsageError(
             f"the model has {problem.n_detectors} detectors, at most {MAX_PAIR_DETECTORS} can be estimated",
             hint="estimate the model of fewer rounds",
         )
-    patterns = PatternCounter(problem, shots)
-    counts = count_events(patterns.watch(parts), problem.n_detectors)
+
+
+def _fit(problem: Problem, counts: EventCounts, patterns: PatternCounter) -> np.ndarray:
+    """Return the estimated probabilities, float64 [n_mechanisms]; UsageError if there are no detection events."""
     if counts.shots == 0 or not counts.single.any():
         raise UsageError("no detection events to estimate a model from", hint="use more shots")
     scaled, strength = match_moments(problem, counts)
@@ -62,7 +108,7 @@ def estimate_dem(problem: Problem, parts: Iterable[np.ndarray], shots: int) -> s
     if model.misfit(refined) <= MAX_MISFIT:
         strength = refined
     probs = np.minimum((1 - np.exp(-strength)) / 2, LARGEST_P)
-    return with_probabilities(problem.dem, np.where(problem.mechanism_probs > 0, probs, 0.0))
+    return np.where(problem.mechanism_probs > 0, probs, 0.0)
 
 
 def match_moments(problem: Problem, counts: EventCounts) -> tuple[np.ndarray, np.ndarray]:

@@ -65,11 +65,18 @@ class PatternCounter:
         self._stride = -(-shots // MAX_SHOTS)
         self._detectors = problem.n_detectors
 
-    def watch(self, parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yield bit-packed parts of the shots unchanged, and count every part, or every n-th of very many shots."""
+    def watch(self, parts: Iterable[np.ndarray], counted: int = 0) -> Iterator[np.ndarray]:
+        """Yield bit-packed parts of the shots unchanged, and count every part, or every n-th of very many shots.
+
+        Args:
+            parts: The parts, uint8 [n, ceil(n_detectors / 8)] each.
+            counted: Shots at the start that `counts` holds already.
+        """
+        seen = 0
         for index, part in enumerate(parts):
-            if index % max(self._stride, 1) == 0:
+            if index % max(self._stride, 1) == 0 and seen >= counted:
                 self._add(part)
+            seen += len(part)
             yield part
 
     def _add(self, packed: np.ndarray) -> None:

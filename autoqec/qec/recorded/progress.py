@@ -1,7 +1,7 @@
 """Reading of large files of recorded shots: progress reports, and intermediate results that survive an interruption.
 
 Intermediate results are kept in the user's cache directory, per directory of shots, until a command has finished. They
-are used again only if every file that they were computed from has the same size, times and inode.
+are used again only by the same code, and if every file that they were computed from has the same size, times and inode.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from autoqec.contracts.base import canonical_json
 from autoqec.contracts.events import OnEvent, ShotsRead
 from autoqec.errors import StorageError
 from autoqec.store import atomic
 from autoqec.store.run_log import LOGGER
+from autoqec.system import machine
 
 SEGMENT = 1 << 28  # bytes between two saves; larger files are hashed in segments of this size
 SMALLEST_SAVED = 1 << 24  # bytes; shorter readings are repeated rather than saved
@@ -86,30 +90,16 @@ class Reading:
             done += size(part)
             self.report(label, done, total)
 
-    def load(self, name: str, sources: Iterable[Path]) -> dict[str, np.ndarray]:
-        """Return the arrays saved under `name`; empty if there are none, or a source has changed since."""
-        if self.state is None:
-            return {}
-        try:
-            with np.load(io.BytesIO(atomic.read_bytes(self.state / f"{name}.npz")), allow_pickle=False) as stored:
-                arrays = dict(stored)
-            if arrays.pop("sources").tobytes() == _identity(sources):
-                return arrays
-        except Exception as error:  # not there, or damaged: an npz file raises many types
-            LOGGER.debug("no saved reading %s: %s", name, error)
-        return {}
+    def saved(self, name: str, sources: Iterable[Path], **inputs: Any) -> Saved:
+        """Return the place of intermediate results that are computed from files and other inputs.
 
-    def save(self, name: str, sources: Iterable[Path], **arrays: np.ndarray) -> None:
-        """Save arrays that were computed from `sources`; a cache that cannot be written saves nothing."""
-        if self.state is None:
-            return
-        stream = io.BytesIO()
-        try:
-            np.savez(stream, sources=np.frombuffer(_identity(sources), np.uint8), **arrays)  # type: ignore[arg-type]
-            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic.write_bytes(self.state / f"{name}.npz", stream.getvalue(), mode=0o600)
-        except (OSError, StorageError) as error:
-            LOGGER.info("reading cannot be resumed: %s", error)
+        Args:
+            name: Tells the results in one directory of shots apart.
+            sources: The files.
+            inputs: What else they depend on, as JSON can hold it; results of other inputs are not used.
+        """
+        path = None if self.state is None else self.state / f"{name}.npz"
+        return Saved(path, tuple(sources), canonical_json(inputs))
 
     def finish(self) -> None:
         """Delete all intermediate results."""
@@ -122,12 +112,69 @@ class Reading:
 SILENT = Reading()  # reports nothing, and reads every file from its start
 
 
-def _identity(sources: Iterable[Path]) -> bytes:
-    found = []
-    for path in sources:
-        status = path.stat()
-        found.append([str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
-    return json.dumps(found).encode()
+@dataclass(frozen=True)
+class Saved:
+    """Place of arrays that an interrupted command leaves to its successor.
+
+    Attributes:
+        path: File of the arrays; None saves nothing.
+        sources: Files that they are computed from.
+        inputs: Everything else that they are computed from but the code, as JSON.
+    """
+
+    path: Path | None
+    sources: tuple[Path, ...]
+    inputs: str
+
+    def load(self, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """Return the saved arrays; empty if there are none, they are not plausible, or an input has changed since.
+
+        Args:
+            shapes: Shape of each array, -1 for any length. All values must be finite and not negative.
+        """
+        if self.path is None:
+            return {}
+        try:
+            with np.load(io.BytesIO(atomic.read_bytes(self.path)), allow_pickle=False) as stored:
+                arrays = dict(stored)
+            if arrays.pop("made_from").tobytes() == self._made_from() and _plausible(arrays, shapes):
+                return arrays
+        except Exception as error:  # not there, or damaged: an npz file raises many types
+            LOGGER.debug("no saved reading %s: %s", self.path, error)
+        return {}
+
+    def save(self, **arrays: np.ndarray) -> None:
+        """Replace the saved arrays; a cache that cannot be written saves nothing."""
+        if self.path is None:
+            return
+        stream = io.BytesIO()
+        try:
+            np.savez(stream, made_from=np.frombuffer(self._made_from(), np.uint8), **arrays)  # type: ignore[arg-type]
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic.write_bytes(self.path, stream.getvalue(), mode=0o600)
+        except (OSError, StorageError) as error:
+            LOGGER.info("reading cannot be resumed: %s", error)
+
+    def _made_from(self) -> bytes:
+        files = []
+        for path in self.sources:
+            status = path.stat()
+            files.append([str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino])
+        return json.dumps([_code_sha256(), self.inputs, files]).encode()
+
+
+@cache
+def _code_sha256() -> str:
+    return machine.code_sha256()
+
+
+def _plausible(arrays: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> bool:
+    return arrays.keys() == shapes.keys() and all(
+        len(array.shape) == len(shapes[name])
+        and all(expected in (-1, length) for length, expected in zip(array.shape, shapes[name], strict=True))
+        and (array.dtype == bool or (np.isfinite(array) & (array >= 0)).all())
+        for name, array in arrays.items()
+    )
 
 
 def hash_file(path: Path, name: str, segment_bytes: int | None, reading: Reading) -> str:
@@ -140,8 +187,10 @@ def hash_file(path: Path, name: str, segment_bytes: int | None, reading: Reading
         reading: Reports progress and keeps the digests of finished segments.
     """
     total = path.stat().st_size
-    saved = f"hash-{hashlib.sha256(f'{name} {segment_bytes}'.encode()).hexdigest()[:16]}"
-    digests = bytearray() if segment_bytes is None else _bytes(reading.load(saved, [path]).get("digests"))
+    saved = reading.saved(f"hash-{hashlib.sha256(name.encode()).hexdigest()[:16]}", [path], segment_bytes=segment_bytes)
+    digests = bytearray()
+    if segment_bytes is not None and (found := saved.load(digests=(-1, DIGEST))):
+        digests += found["digests"].astype(np.uint8).tobytes()
     with path.open("rb") as stream:
         done = len(digests) // DIGEST * (segment_bytes or 0)
         stream.seek(done)
@@ -159,8 +208,4 @@ def hash_file(path: Path, name: str, segment_bytes: int | None, reading: Reading
             done += size
             if size >= SMALLEST_SAVED:
                 LOGGER.info("%s: %d MiB hashed", name, done >> 20)
-                reading.save(saved, [path], digests=np.frombuffer(bytes(digests), np.uint8))
-
-
-def _bytes(array: np.ndarray | None) -> bytearray:
-    return bytearray() if array is None else bytearray(array.tobytes())
+                saved.save(digests=np.frombuffer(bytes(digests), np.uint8).reshape(-1, DIGEST))

@@ -45,6 +45,11 @@ class EventCounts:
         return _correlations(self.pairs / max(self.shots, 1) - np.outer(mean, mean), mean * (1 - mean))
 
 
+def n_paired(n_detectors: int) -> int:
+    """Return among how many detectors pairs are counted."""
+    return min(n_detectors, MAX_PAIR_DETECTORS)
+
+
 def count_events(
     parts: Iterable[np.ndarray],
     n_detectors: int,
@@ -59,7 +64,7 @@ def count_events(
         start: Counts of the first shots, which are then passed over in `parts`.
         on_part: Called with the counts after each counted part; they change with the next one.
     """
-    k = min(n_detectors, MAX_PAIR_DETECTORS)
+    k = n_paired(n_detectors)
     shots, single, pairs = 0, np.zeros(n_detectors, np.int64), np.zeros((k, k))
     if start is not None:
         shots, single, pairs = start.shots, start.single.copy(), start.pairs.copy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,13 @@ from autoqec.contracts.recorded import RecordedManifest
 from autoqec.errors import ContractError, UsageError
 from autoqec.orchestrator.recorded_place import check_place
 from autoqec.orchestrator.run_checks import check_recorded
-from autoqec.qec.recorded import check, progress, shots, statistics
+from autoqec.qec.backends import make_backend
+from autoqec.qec.recorded import check, decoding, estimation, likelihood, progress, shots, statistics
+from autoqec.qec.recorded.block_test import BlockCounts
 from autoqec.qec.recorded.check import check_blocks
+from autoqec.qec.recorded.decoding import SliceErrors, compare
 from autoqec.qec.recorded.env import check_hashes, read_manifest
+from autoqec.qec.recorded.estimation import estimate_recorded
 from autoqec.qec.recorded.progress import Reading, hash_file
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.sampling import unpack
@@ -51,6 +56,31 @@ class Interrupted:
     @property
     def first(self) -> int:
         return self.reports[0][1]
+
+
+class StopAt(Interrupted):
+    """Reports; Ctrl-C arrives when a step has read `done`."""
+
+    def __init__(self, label: str, done: int) -> None:
+        super().__init__()
+        self.label, self.done = label, done
+
+    def __call__(self, label: str, done: int, total: int | None) -> None:
+        super().__call__(label, done, total)
+        if label == self.label and done >= self.done:
+            raise KeyboardInterrupt
+
+
+def counted_shots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note the sizes of the parts whose detection events are counted from now on."""
+    counted: list[int] = []
+
+    def noted(packed: np.ndarray, n_detectors: int) -> np.ndarray:
+        counted.append(len(packed))
+        return unpack(packed, n_detectors)
+
+    monkeypatch.setattr(statistics, "unpack", noted)
+    return counted
 
 
 def recording(tmp_path: Path, size: int = 10_500) -> tuple[Path, bytes]:
@@ -199,22 +229,10 @@ def test_interrupted_check_continues_from_its_counts(tmp_path: Path, monkeypatch
     monkeypatch.setattr(check, "SAMPLE", 256)
     recorded = RecordedShots.open(plain_directory(tmp_path / "data", 8000, 2))
     straight = check_blocks(recorded, problem(3))
-    counted: list[int] = []
-
-    def noted(packed: np.ndarray, n_detectors: int) -> np.ndarray:
-        counted.append(len(packed))
-        return unpack(packed, n_detectors)
-
-    monkeypatch.setattr(statistics, "unpack", noted)
-    stopped = Interrupted()
-
-    def stop_in_second_block(label: str, done: int, total: int | None) -> None:
-        stopped(label, done, total)
-        if label == "checking block 2 of 2" and done >= 6_000:
-            raise KeyboardInterrupt
-
+    counted = counted_shots(monkeypatch)
+    stop = StopAt("checking block 2 of 2", 6_000)
     with pytest.raises(KeyboardInterrupt):
-        check_blocks(recorded, problem(3), reading=Reading.resumable(tmp_path / "data", stop_in_second_block))
+        check_blocks(recorded, problem(3), reading=Reading.resumable(tmp_path / "data", stop))
     before = sum(counted)
     counted.clear()
     again = Interrupted()
@@ -225,3 +243,105 @@ def test_interrupted_check_continues_from_its_counts(tmp_path: Path, monkeypatch
         assert (one.counts.single == other.counts.single).all() and (one.counts.pairs == other.counts.pairs).all()
         assert one.diagnoses == other.diagnoses
     assert again.reports[-1] == ("checking block 2 of 2", 8000, 8000)
+
+
+@pytest.mark.parametrize("max_shots", [1 << 20, 2048])
+def test_interrupted_estimate_continues_from_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_shots: int
+) -> None:
+    monkeypatch.setattr(likelihood, "MAX_SHOTS", max_shots)  # every chunk, or every third one
+    recorded = RecordedShots.open(plain_directory(tmp_path / "data", 4000, 2))
+    straight = estimate_recorded(problem(3), recorded, 6000, Reading())
+    stop = StopAt("estimating the model", 5000)
+    with pytest.raises(KeyboardInterrupt):
+        estimate_recorded(problem(3), recorded, 6000, Reading.resumable(tmp_path, stop))
+    counted = counted_shots(monkeypatch)
+    reading = Reading.resumable(tmp_path)
+    assert str(estimate_recorded(problem(3), recorded, 6000, reading)) == str(straight)
+    assert 0 < sum(counted) <= 1000 + 2 * 256  # after a segment of at most two chunks
+    counted.clear()
+    monkeypatch.setattr(estimation, "match_moments", None)  # the result is kept for the steps that follow
+    assert str(estimate_recorded(problem(3), recorded, 6000, reading)) == str(straight) and not counted
+
+
+@pytest.mark.parametrize("change", ["hashes", "shots", "model", "code", "file"])
+def test_estimate_of_other_inputs_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    recorded = RecordedShots.open(plain_directory(tmp_path / "data", 4000, 1))
+    model, shots, hashes = problem(3), 4000, ["a"]
+    reading = Reading.resumable(tmp_path)
+    estimate_recorded(model, recorded, shots, reading, hashes=hashes)
+    if change == "hashes":
+        hashes = ["b"]
+    elif change == "shots":
+        shots = 3999
+    elif change == "model":
+        model = problem(3, 0.012)
+    elif change == "code":
+        monkeypatch.setattr(progress, "_code_sha256", lambda: "other")
+    else:
+        os.utime(tmp_path / "data/events0.b8")
+    counted = counted_shots(monkeypatch)
+    estimate_recorded(model, recorded, shots, reading, hashes=hashes)
+    assert sum(counted) == shots
+
+
+@pytest.mark.parametrize("wrong", [{"probs": np.full(3, 0.1)}, {"probs": -1.0}, {"probs": 0.6}, {"probs": np.nan}, {}])
+def test_saved_estimate_that_is_not_plausible_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, np.ndarray | float]
+) -> None:
+    recorded, model = RecordedShots.open(plain_directory(tmp_path / "data", 640, 1)), problem(3)
+    straight = estimate_recorded(model, recorded, 640, Reading.resumable(tmp_path))
+    saved = next((tmp_path / "cache/autoqec/recorded").glob("*/estimate.npz"))
+    arrays = dict(np.load(saved))
+    shape = arrays["probs"].shape
+    filled = {name: np.full(shape, value) if isinstance(value, float) else value for name, value in wrong.items()}
+    np.savez(saved, made_from=arrays["made_from"], **filled)  # type: ignore[arg-type]
+    assert str(estimate_recorded(model, recorded, 640, Reading.resumable(tmp_path))) == str(straight)
+
+
+class CountingDecoder:
+    """Predicts no flip; counts the shots that it decodes."""
+
+    shots = 0
+
+    def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        self.shots += len(detection_events)
+        return np.zeros((len(detection_events), 1), bool)
+
+
+def test_interrupted_decoding_continues_after_its_last_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "SAVED_SHOTS", 500)
+    recorded = RecordedShots.open(plain_directory(tmp_path / "data", 4000, 2))
+    matching = make_backend("mwpm", problem(3))
+    span, size = (1000, 8000), 300
+
+    def compared(reading: Reading, **inputs: str) -> tuple[int, Any]:
+        constant = CountingDecoder()
+        found = compare(recorded, {"mwpm": matching, "constant": constant}, "mwpm", span, size, reading, **inputs)
+        return constant.shots, found
+
+    decoded, straight = compared(Reading())
+    assert decoded == 7000 and straight[1]["constant"].shots == 6900 and straight[1]["constant"].blocks == 23
+    stop = StopAt("decoding", 5000)
+    with pytest.raises(KeyboardInterrupt):
+        compared(Reading.resumable(tmp_path, stop))
+    again = Interrupted()
+    decoded, resumed = compared(Reading.resumable(tmp_path, again))
+    assert 2000 <= decoded <= 2000 + 2 * 512 and resumed == straight and again.reports[-1][1:] == (7000, 7000)
+    assert compared(Reading.resumable(tmp_path), estimated="another model") == (7000, straight)
+
+
+def test_slices_do_not_depend_on_the_chunks() -> None:
+    rng = np.random.default_rng(3)
+    wrong = {"mwpm": rng.random(1000) < 0.2, "other": rng.random(1000) < 0.15}
+    expected = BlockCounts()
+    for start in range(0, 900, 300):
+        expected.add(*(mask[start : start + 300] for mask in wrong.values()))
+    for chunk in (7, 300, 450, 1000):
+        errors = SliceErrors("mwpm", 300)
+        for start in range(0, 1000, chunk):
+            errors.add({name: mask[start : start + chunk] for name, mask in wrong.items()})
+        counts, effects = errors.results()
+        assert counts == {name: int(mask[:900].sum()) for name, mask in wrong.items()}
+        assert effects == {"other": expected.effect()}
+    assert SliceErrors("mwpm", 300).results() == ({}, {})
