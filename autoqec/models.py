@@ -11,7 +11,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.models import VerifiedModel
 from autoqec.contracts.verdict import VerifyReport
-from autoqec.errors import ContractError, UsageError
+from autoqec.errors import ContractError, UsageError, similar_names
 from autoqec.store import files
 from autoqec.store.layout import RunLayout
 from autoqec.store.package_layout import PACKAGED_MODELS, ModelLayout
@@ -40,8 +40,8 @@ def load_models(directory: Path = PACKAGED_MODELS) -> dict[str, VerifiedModel]:
 def model_layout(name: str, directory: Path = PACKAGED_MODELS) -> ModelLayout:
     """Return the files of a model; UsageError if there is no model of this name."""
     if name not in load_models(directory):
-        known = ", ".join(load_models(directory)) or "none"
-        raise UsageError(f"unknown model {name!r}; the package has {known}", hint="autoqec models")
+        known = similar_names(name, load_models(directory)) or "none"
+        raise UsageError(f"unknown model {name!r}", hint=f"perhaps {known}; autoqec models lists all")
     return ModelLayout(directory / name)
 
 

@@ -14,10 +14,11 @@ import stim
 from autoqec.board.circuits import dem_problem
 from autoqec.board.shots import BLOCK_SHOTS, TRAINING_BLOCKS, TRAINING_SEED, Model
 from autoqec.contracts.env import CORRELATED, BpSettings
+from autoqec.errors import UsageError
 from autoqec.qec.bp import MIN_CHANNEL_PROB, PostProcessing, make_ldpc
 from autoqec.qec.external_decoders import without_separators
 from autoqec.qec.graph import TannerGraph, tanner_graph
-from autoqec.qec.problem import check_graphlike, incidence_matrices, read_mechanisms
+from autoqec.qec.problem import incidence_matrices, matching_obstacle, read_mechanisms
 from autoqec.qec.recorded.estimation import estimate_dem
 from autoqec.qec.sampling import pack, unpack
 
@@ -68,7 +69,7 @@ def matching(dem: stim.DetectorErrorModel, *, correlated: bool) -> Callable[[np.
     """Build PyMatching on all detectors of a decomposed model; UsageError if it has no matching graph."""
     import pymatching
 
-    check_graphlike(read_mechanisms(dem)[1], "board")
+    _check_matchable(dem)
     graph = pymatching.Matching.from_detector_error_model(dem, enable_correlations=correlated)
 
     def decode(events: np.ndarray) -> np.ndarray:
@@ -79,9 +80,15 @@ def matching(dem: stim.DetectorErrorModel, *, correlated: bool) -> Callable[[np.
     return decode
 
 
+def _check_matchable(dem: stim.DetectorErrorModel) -> None:
+    obstacle = matching_obstacle(read_mechanisms(dem)[1])
+    if obstacle is not None:
+        raise UsageError(f"the circuit has no matching graph: {obstacle}")
+
+
 def _estimated(dem: stim.DetectorErrorModel) -> stim.DetectorErrorModel:
     """Return the model with probabilities estimated from detection events of shots that no measurement draws."""
-    check_graphlike(read_mechanisms(dem)[1], "board")
+    _check_matchable(dem)
     model = Model.of_dem(dem, matchable=True)
     parts = (model.sample(TRAINING_SEED, block).detection_events for block in range(TRAINING_BLOCKS))
     return estimate_dem(dem_problem(dem), parts, TRAINING_BLOCKS * BLOCK_SHOTS)
@@ -125,7 +132,7 @@ def _by_mechanisms(graph: TannerGraph, decode_one: Callable[[np.ndarray], Any]) 
 
 
 def _fusion_blossom(dem: stim.DetectorErrorModel) -> Callable[[np.ndarray], np.ndarray]:
-    check_graphlike(read_mechanisms(dem)[1], "board")
+    _check_matchable(dem)
     return _compiled(sinter.BUILT_IN_DECODERS["fusion_blossom"], dem)
 
 

@@ -143,7 +143,10 @@ def add_circuit(path: Path, board: BoardLayout, *, name: str | None, rounds: int
         raise UsageError(message, location=str(path), hint="add --name NAME, of letters, digits and _.:+-") from error
     known = load_circuits(board).get(spec.name)
     if known is not None and (known.sha256, known.rounds) != (sha, rounds):
-        message = f"the board has another circuit, or another number of rounds, as {spec.name!r}"
+        other = (
+            f"with --rounds {known.rounds or 'unknown'}" if known.sha256 == sha else f"with hash {known.sha256[:12]}…"
+        )
+        message = f"the board already has a circuit {spec.name!r}, {other}"
         raise UsageError(message, location=str(path), hint="add --name OTHER_NAME")
     if known is None:
         atomic.make_dir(board.circuit(sha).parent)

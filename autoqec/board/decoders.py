@@ -182,7 +182,9 @@ def find_module(source: str) -> ModuleSpec:
     top = source.partition(":")[0].partition(".")[0]
     found = PathFinder.find_spec(top, [os.getcwd(), *sys.path])
     if found is None or found.origin is None:
-        raise UsageError(f"module {top!r} not found", location=source, hint=f"pip install it, or cd to {top}.py")
+        raise UsageError(
+            f"module {top!r} not found", location=source, hint=f"pip install it, or change to the directory of {top}.py"
+        )
     return found
 
 

@@ -5,30 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from autoqec.board.results import Cell
-from autoqec.contracts.board import BoardCircuit
+from autoqec.contracts.board import BoardCircuit, BoardMeasurement
+from autoqec.reporting.text import pluralize
 
 ENOUGH_FAILURES = 100  # fewer leave an interval wider than about 20% on either side
 
 
+LEGEND = (
+    "Columns: decoder; failures per shot; failures/shots; failures per round; Δ: failures of correlated matching minus",
+    "those of the decoder, per shot on the same shots, positive is better; CPU time per shot on one core, its ratio",
+    "to that of correlated matching in the same process. Brackets hold 95% intervals.",
+)
+
+
 def table_lines(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell], n_cells: int) -> list[str]:
-    """Return the table in lines: a heading per circuit, its cells, and how many of `n_cells` are measured."""
+    """Return the table in lines: a heading per circuit, its cells, a legend, and how many of `n_cells` are measured."""
     lines: list[str] = []
+    width = max((len(cell.decoder) for cell in table), default=0)
     for name, spec in circuits.items():
         mine = [cell for cell in table if cell.circuit_sha256 == spec.sha256]
         if mine:
             rounds = "rounds unknown" if spec.rounds is None else f"rounds={spec.rounds}"
             lines += [
                 f"{name} ({rounds}, sha256 {spec.sha256[:12]})",
-                *(f"  {cell_line(cell, short=True)}" for cell in mine),
+                *(f"  {cell.decoder:{width}}  {_figures(cell)}" for cell in mine),
             ]
     empty = [name for name, spec in circuits.items() if all(cell.circuit_sha256 != spec.sha256 for cell in table)]
-    lines.append(f"{len(table)} of {n_cells} cells measured; circuits without any: {', '.join(empty) or 'none'}")
+    lines += LEGEND if table else ()
+    without = f"; circuits without any: {', '.join(empty)}" if empty else ""
+    lines.append(f"{len(table)} of {n_cells} cells measured{without}")
     return lines
 
 
-def cell_line(cell: Cell, *, short: bool = False) -> str:
+def cell_line(cell: Cell) -> str:
     """Describe a cell in one line."""
-    parts = [f"{cell.decoder:16}" if short else f"{cell.circuit} {cell.decoder}:", rate_text(cell)]
+    return f"{cell.circuit} {cell.decoder}: {_figures(cell)}"
+
+
+def _figures(cell: Cell) -> str:
+    parts = [rate_text(cell)]
     if cell.rate is not None:
         parts.append(shots_text(cell))
         if cell.per_round_low is not None and cell.per_round_high is not None:
@@ -39,17 +54,39 @@ def cell_line(cell: Cell, *, short: bool = False) -> str:
         parts.append(f"Δ {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}]")
     if cell.us_per_shot is not None:
         relative = "" if cell.relative_time is None else f" ({cell.relative_time:.2f} x correlated)"
-        parts.append(f"{cell.us_per_shot:.1f} us{relative}")
+        parts.append(f"{cell.us_per_shot:.1f} µs{relative}")
     if cell.state != "measured":
-        parts.append(f"{cell.state.upper()}: {conflict_text(cell) if cell.conflicts else cell.message}")
+        parts.append(
+            f"{cell.state.upper().replace('_', ' ')}: {conflict_text(cell) if cell.conflicts else cell.message}"
+        )
     elif cell.reproduced:
-        parts.append(f"{cell.reproduced} blocks reproduced exactly")
+        parts.append(f"{pluralize(cell.reproduced, 'block')} reproduced exactly")
     return "  ".join(parts)
+
+
+def missing_cells(
+    circuits: Mapping[str, BoardCircuit], table: Iterable[Cell], applicable: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Return the decoders of `applicable` that have no cell yet, by name of the circuit."""
+    measured = {(cell.circuit_sha256, cell.decoder) for cell in table}
+    left = {
+        name: [decoder for decoder in names if (circuits[name].sha256, decoder) not in measured]
+        for name, names in applicable.items()
+    }
+    return {name: names for name, names in left.items() if names}
+
+
+def measurement_line(measurement: BoardMeasurement) -> str:
+    """Describe a measurement that was just made in one line."""
+    parts = [f"{sum(measurement.failures)} failures in {measurement.shots:,} shots"] if measurement.failures else []
+    if measurement.status != "ok":
+        parts.append(f"{measurement.status.replace('_', ' ')}: {measurement.message}")
+    return f"{measurement.circuit} {measurement.decoder}: {', then '.join(parts)}"
 
 
 def conflict_text(cell: Cell) -> str:
     """Say in how many blocks the measurements of a cell contradict each other."""
-    return f"{cell.conflicts} blocks of the same shots were counted differently"
+    return f"measurements of the same shots differ in {pluralize(cell.conflicts, 'block')}"
 
 
 def rate_text(cell: Cell) -> str:
@@ -68,7 +105,7 @@ def shots_text(cell: Cell) -> str:
     counted = f"{cell.rate.errors}/{cell.rate.shots}"
     if cell.rate.errors >= ENOUGH_FAILURES:
         return counted
-    return f"{counted} ({ENOUGH_FAILURES} failures: > {cell.rate.shots:,} shots)"
+    return f"{counted} ({ENOUGH_FAILURES} failures need > {cell.rate.shots:,} shots)"
 
 
 def advice(circuits: Mapping[str, BoardCircuit], table: Iterable[Cell]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from autoqec.errors import AutoqecError
 from autoqec.qec.external_process import DONE, FAILED, call_function, receive, send
 from autoqec.qec.timing import cpu_timed
 
@@ -51,7 +52,7 @@ def main() -> None:
             send(answers, DONE, answer)
         except Exception as error:  # third-party code may raise anything
             status = "wrong_shape" if isinstance(error, WrongShapeError) else "error"
-            own = isinstance(error, WrongShapeError | NoDecoderError)
+            own = isinstance(error, WrongShapeError | NoDecoderError | AutoqecError)
             message = str(error) if own else f"{type(error).__name__}: {error}"
             send(answers, FAILED, json.dumps({"status": status, "message": message[:500]}).encode())
 

@@ -272,14 +272,19 @@ def estimated_model(env: EnvSpec, source: Source) -> stim.DetectorErrorModel:
 
 def check_graphlike(mechanisms: list[tuple[Component, ...]], name: str) -> None:
     """Raise UsageError if a part of an error mechanism flips more than two detectors."""
-    hyperedge = next((part for parts in mechanisms for part in parts if len(part[0]) > 2), None)
-    if hyperedge is not None:
-        detectors = " ".join(f"D{detector}" for detector in hyperedge[0])
-        raise UsageError(
-            f"an error mechanism flips {len(hyperedge[0])} detectors at once ({detectors})",
-            location=f"env `{name}`, backend `mwpm`",
-            hint="choose `backend: bposd`, which needs no graph",
-        )
+    obstacle = matching_obstacle(mechanisms)
+    if obstacle is not None:
+        hint = "choose `backend: bposd`, which needs no graph"
+        raise UsageError(obstacle, location=f"env `{name}`, backend `mwpm`", hint=hint)
+
+
+def matching_obstacle(mechanisms: list[tuple[Component, ...]]) -> str | None:
+    """Name the first part of an error mechanism that flips more than two detectors; None if matching applies."""
+    hyperedge = next((part[0] for parts in mechanisms for part in parts if len(part[0]) > 2), None)
+    if hyperedge is None:
+        return None
+    detectors = " ".join(f"D{detector}" for detector in hyperedge)
+    return f"an error mechanism flips {len(hyperedge)} detectors at once ({detectors})"
 
 
 def check_observables_detectable(H: sp.csr_matrix, L: sp.csr_matrix, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from autoqec.cli.common import Output, is_given, options
-from autoqec.errors import RunInterruptedError, UsageError
+from autoqec.errors import RunInterruptedError, UsageError, similar_names
 from autoqec.store.package_layout import BoardLayout
 from autoqec.system.machine import cpu_count
 
@@ -45,21 +45,31 @@ circuit_option = click.option(
 
 @command.command("show")
 @circuit_option
+@click.option("--missing", is_flag=True, help="List the cells that are not measured instead.")
 @board_option
 @options
-def show(pattern: str, directory: Path, out: Output) -> None:
+def show(pattern: str, missing: bool, directory: Path, out: Output) -> None:
     """Show the measured cells, and how many are missing."""
     from autoqec.board.circuits import load_circuits
     from autoqec.board.decoders import fits, load_decoders
     from autoqec.board.export import to_row
-    from autoqec.board.summary import table_lines
+    from autoqec.board.summary import missing_cells, table_lines
 
     board = BoardLayout(directory)
     circuits = _matching(load_circuits(board), pattern, "circuit")
     table = _table(board, circuits)
-    decoders = load_decoders(board).values()
-    n_cells = sum(fits(decoder, circuit) for circuit in circuits.values() for decoder in decoders)
-    for line in table_lines(circuits, table, n_cells):
+    decoders = load_decoders(board)
+    applicable = {
+        name: [decoder for decoder, spec in decoders.items() if fits(spec, circuit)]
+        for name, circuit in circuits.items()
+    }
+    if missing:
+        for name, left in missing_cells(circuits, table, applicable).items():
+            out.say(f"{name}: {', '.join(left)}")
+            for decoder in left:
+                out.emit({"circuit": name, "decoder": decoder, "state": "missing"})
+        return
+    for line in table_lines(circuits, table, sum(map(len, applicable.values()))):
         out.say(line)
     for cell in table:
         out.emit(to_row(cell))
@@ -107,20 +117,24 @@ def measure(
     from autoqec.board.circuits import load_circuits
     from autoqec.board.decoders import load_decoders
     from autoqec.board.measure import Plan, measure_cells
+    from autoqec.board.summary import measurement_line
 
     plan = Plan(shots, seed, timeout, again)
     job_options = _job_options(executor, job_texts, plan)
     if parallel > cpu_count():
-        raise UsageError(f"{parallel} cells on {cpu_count()} cores", location="--parallel", hint="use a smaller number")
+        message = f"{parallel} cells at a time on {cpu_count()} cores"
+        raise UsageError(message, location="--parallel", hint="use a smaller number")
     board = BoardLayout(directory)
     circuits = _matching(load_circuits(board), circuit, "circuit")
     decoders = _available(_matching(load_decoders(board), decoder, "decoder"), out)
     pairs = _pairs(circuits, decoders)
 
+    n_new = 0
+
     def report(measurement: BoardMeasurement) -> None:
-        failure = "" if measurement.status == "ok" else f", then {measurement.status}: {measurement.message}"
-        counts = f"{sum(measurement.failures)} failures in {measurement.shots} shots{failure}"
-        out.note(f"{measurement.circuit} {measurement.decoder}: {counts}")
+        nonlocal n_new
+        n_new += 1
+        out.note(measurement_line(measurement))
 
     try:
         if job_options is None:
@@ -134,6 +148,8 @@ def measure(
         raise RunInterruptedError(
             message, location=str(board.results), hint="repeat the command to continue"
         ) from error
+    if not n_new:
+        out.note(f"Nothing to measure: {board.results} has these shots. --again measures them once more.")
     _show_measured(board, circuits, set(decoders), out)
 
 
@@ -176,8 +192,8 @@ def _pairs(
     ]
     if not pairs:
         raise UsageError(
-            f"{', '.join(decoders) or 'no decoder'} does not apply to {', '.join(circuits)}",
-            hint="a verified model decodes its own circuit, one of type `local` also other sizes of it; autoqec models",
+            f"{_some(decoders)} does not apply to {_some(circuits)}",
+            hint="a trained decoder applies to its own circuit, one of type `local` to other sizes too: autoqec models",
         )
     return pairs
 
@@ -276,9 +292,14 @@ def _exported(form: str, board: BoardLayout, circuits: Mapping[str, BoardCircuit
 def _matching(known: Mapping[str, Value], pattern: str, what: str) -> dict[str, Value]:
     found = {name: value for name, value in known.items() if fnmatchcase(name, pattern)}
     if not found:
-        some = ", ".join(list(known)[:6])
-        raise UsageError(f"no {what} matches {pattern!r}", hint=f"choose a name or pattern; the first are {some}")
+        hint = f"perhaps {similar_names(pattern, known)}; autoqec board show --missing lists more"
+        raise UsageError(f"no {what} matches {pattern!r}", hint=hint)
     return found
+
+
+def _some(names: Mapping[str, object]) -> str:
+    shown = list(names)[:3] or ["no decoder"]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 def _table(board: BoardLayout, circuits: Mapping[str, BoardCircuit]) -> list[Cell]:

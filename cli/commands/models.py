@@ -52,6 +52,7 @@ def verify(name: str, out: Output) -> None:
     from autoqec.contracts.events import ignore
     from autoqec.models import verify_model
 
+    out.note(f"Restoring the run of {name} and decoding the shots of its verification again.")
     agrees, outcome = verify_model(name, ignore)
     out.say(f"{name}: {outcome}")
     out.emit({"name": name, "agrees": agrees, "found": outcome})

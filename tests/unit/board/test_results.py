@@ -16,7 +16,7 @@ from autoqec.board import export
 from autoqec.board.circuits import add_circuit, load_circuit, load_circuits
 from autoqec.board.page import page
 from autoqec.board.results import append_measurement, board_measurements, cells, pareto_front, read_measurements
-from autoqec.board.summary import advice, cell_line, table_lines
+from autoqec.board.summary import advice, cell_line, measurement_line, missing_cells, table_lines
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec.stats import clopper_pearson, per_round
@@ -60,7 +60,7 @@ def test_added_circuit_is_read_again(board: BoardLayout, tmp_path: Path) -> None
     assert load_circuit(load_circuits(board)["mine"], board) == stim.Circuit(path.read_text())
     assert len(board.circuits.read_text().splitlines()) == 1
     path.write_text("X_ERROR(0.2) 0\nM 0\nDETECTOR rec[-1]\nOBSERVABLE_INCLUDE(0) rec[-1]\n")
-    with pytest.raises(UsageError, match="another circuit"):
+    with pytest.raises(UsageError, match=r"already has a circuit 'mine', with hash"):
         add_circuit(path, board, name=None, rounds=None)
     board.circuit(spec.sha256).write_text(path.read_text())
     with pytest.raises(UsageError, match="is not the pinned circuit"):
@@ -116,7 +116,7 @@ def test_conflicting_measurements_are_both_kept_and_shown(board: BoardLayout) ->
     (cell,) = cells(found)
     assert len(found) == 2 and cell.state == "conflict" and (cell.conflicts, cell.reproduced) == (1, 1)
     assert cell.rate is not None and cell.rate.errors == 30, "the first measurement"
-    assert "CONFLICT: 1 blocks" in cell_line(cell)
+    assert "CONFLICT: measurements of the same shots differ in 1 block" in cell_line(cell)
     assert pareto_front([cell]) == [] and len(export.to_sinter_csv([cell]).splitlines()) == 1
     assert json.loads(export.to_json([cell]))[0]["conflicting_blocks"] == 1
 
@@ -133,10 +133,10 @@ def test_figures_of_a_cell() -> None:
 
 def test_cell_with_few_failures_says_that_100_need_more_shots(circuit: BoardCircuit) -> None:
     few, many = (cells([measurement(failures=counts)])[0] for counts in ((10, 20), (50, 50)))
-    assert "30/2000 (100 failures: > 2,000 shots)" in cell_line(few)
+    assert "30/2000 (100 failures need > 2,000 shots)" in cell_line(few)
     assert "100/2000 " in cell_line(many) and "> 2,000" not in cell_line(many)
     text = page({"c": circuit.model_copy(update={"sha256": "a" * 64})}, [few])
-    assert "30/2000 (100 failures: &gt; 2,000 shots)" in text
+    assert "30/2000 (100 failures need &gt; 2,000 shots)" in text
 
 
 def test_line_of_a_cell_shows_the_rate_per_round() -> None:
@@ -210,3 +210,26 @@ def test_advice_has_five_lines_from_measured_cells_only(circuit: BoardCircuit) -
     assert advice({}, few)[1].endswith(": none measured."), "the best cell has 7 failures: nothing is decided"
     assert advice({}, [])[0] == "Shortest time: none measured."
     assert "circuits without any: c" in table_lines({"c": circuit}, table, 9)[-1]
+
+
+def test_table_is_aligned_and_explains_its_columns(circuit: BoardCircuit) -> None:
+    spec = circuit.model_copy(update={"sha256": "a" * 64})
+    table = cells([measurement(), measurement(decoder="autoqec:a_long_name_of_a_decoder")])
+    lines = table_lines({"c": spec}, table, 2)
+    assert lines[1].index("1.500e-02") == lines[2].index("1.500e-02")
+    assert "Δ: failures of correlated matching minus those of the decoder" in " ".join(lines)
+    assert lines[-1] == "2 of 2 cells measured"
+
+
+def test_missing_cells_are_those_that_apply_and_have_no_measurement(circuit: BoardCircuit) -> None:
+    spec = circuit.model_copy(update={"sha256": "a" * 64})
+    table = cells([measurement(), measurement(decoder="failed", status="error", failures=(), fixed=(), broken=())])
+    assert missing_cells({"c": spec}, table, {"c": ["d", "e", "failed"]}) == {"c": ["e"]}
+    assert missing_cells({"c": spec}, table, {"c": ["d"]}) == {}
+
+
+def test_failed_measurement_without_shots_has_no_count() -> None:
+    failed = measurement(status="wrong_shape", message="returned 3", failures=(), fixed=(), broken=())
+    assert measurement_line(failed) == "c d: wrong shape: returned 3"
+    late = measurement(status="timeout", message="no answer within 5 s")
+    assert measurement_line(late) == "c d: 30 failures in 2,000 shots, then timeout: no answer within 5 s"

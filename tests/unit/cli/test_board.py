@@ -12,6 +12,7 @@ from autoqec.board.decoders import BUILTIN
 from autoqec.board.results import read_measurements, table_of_cells
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
+from autoqec.contracts.board import BoardDecoder
 from autoqec.contracts.events import ignore
 from autoqec.models import load_models, model_layout
 from autoqec.orchestrator import archive_replay
@@ -67,6 +68,8 @@ def test_decoder_of_the_current_directory_is_measured_and_shown(
     assert call("measure", CIRCUIT, "zero", "--shots", "1000", "--again", "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert again["reproduced_blocks"] == 1 and again["failures"] == mine["failures"]
+    assert call("measure", CIRCUIT, "zero", "--shots", "1000") == 0
+    assert "Nothing to measure: board/results.jsonl has these shots" in capsys.readouterr().err
 
 
 def test_every_format_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +88,24 @@ def test_cells_that_no_decoder_could_fill_are_not_missing(capsys: pytest.Capture
     assert f"of {len(BUILTIN) - 1} cells measured" in shown, (
         "neither a model in the package nor gnn-decoders decodes bb72"
     )
+
+
+def test_missing_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("show", "--circuit", CIRCUIT, "--json") == 0
+    measured = {json.loads(line)["decoder"] for line in capsys.readouterr().out.splitlines()}
+    Path("board").mkdir()
+    Path("board/decoders.jsonl").write_text(BoardDecoder(name="mine", source="my:f").model_dump_json() + "\n")
+    assert call("show", "--circuit", CIRCUIT, "--missing", "--json") == 0
+    shown = capsys.readouterr()
+    missing = {json.loads(line)["decoder"] for line in shown.out.splitlines()}
+    assert "mine" in missing and not missing & measured
+    assert shown.err.startswith(f"{CIRCUIT}: ")
+
+
+@pytest.mark.parametrize(("argv", "near"), [(("surface_d3_z", "mwpm"), CIRCUIT), ((CIRCUIT, "bposd"), "bposd0")])
+def test_unknown_name_shows_similar_ones(argv: tuple[str, str], near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("measure", *argv) == 2
+    check_error(capsys.readouterr().err, "perhaps", near, hint=True)
 
 
 def test_registry_formats_are_exported_for_selected_circuits(capsys: pytest.CaptureFixture[str]) -> None:
