@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from autoqec.contracts.dsl import parse_dsl
+from pydantic import ValidationError
+
+from autoqec.contracts.answers import ModelConfig
+from autoqec.contracts.base import first_validation_error
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.verdict import Verdict
 from autoqec.contracts.views import IdeatorView
@@ -123,8 +127,16 @@ class ViewTools:
                 return dict(row["dsl_config"])
         raise ContractError(f"round {number} has no config", location="diff")
 
+    def _proposal(self, arguments: dict[str, Any]) -> PredecoderDSL:
+        """Return a proposed config under the run's pins. Raises ContractError for what an answer may not propose."""
+        try:
+            proposed = ModelConfig.model_validate(arguments["proposal"])
+        except ValidationError as error:
+            raise ContractError(first_validation_error(error), location="proposal") from error
+        return parse_dsl(apply_pins(proposed.config(), self._view.pins), location="proposal")
+
     def _check(self, arguments: dict[str, Any]) -> str:
-        dsl = parse_dsl(apply_pins(arguments["proposal"], self._view.pins), location="proposal")
+        dsl = self._proposal(arguments)
         duplicate = find_duplicate_round(self._view, dsl)
         lines = ["valid", "new" if duplicate is None else f"equivalent to round {duplicate}: it would be rejected"]
         if self._predict_cost is not None:

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.notebook import Citation, Figure
-from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.trial import Trial
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
@@ -166,7 +164,7 @@ class ResearchTools(ViewTools):
             raise ContractError(f"{share:g} is not between {MIN_SHARE} and {MAX_SHARE}", location="share")
         if self._n_screens >= MAX_SCREENS:
             raise ContractError(f"{MAX_SCREENS} screens were made; propose the round", location="screen")
-        config = parse_dsl(apply_pins(arguments["proposal"], self._view.pins), location="proposal").config()
+        config = self._proposal(arguments).config()
         branches = parent_branches_of(self._view, tuple(arguments.get("fork_from") or ()))
         self._n_screens += 1
         return format_trial(self._sources.screen(config, branches, share))

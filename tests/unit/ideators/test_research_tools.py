@@ -89,6 +89,34 @@ def test_faulty_calls_are_answered_with_the_reason(tmp_path: Path) -> None:
         assert not good and reason in text, (name, text)
 
 
+SYNC = MLP | {"training": {"loop": "sync", "sync": {"ranks": 64}}}
+
+
+@pytest.mark.parametrize("pins", [{}, {"type": "local"}])
+@pytest.mark.parametrize("proposal", ["mlp", ["mlp"], None, 7, SYNC, MLP | {"colour": 1}])
+def test_tools_refuse_what_an_answer_may_not_propose(proposal: Any, pins: dict[str, Any]) -> None:
+    """Under pins, too: 64 processes, and values that are no config."""
+    view = ideator_view([row(1, branch=BRANCH)], baseline_config=MLP, pins=pins)
+    research = ResearchTools(view, None, ResearchSources(screen=lambda config, branches, share: trial()))
+    for name, more in (("check_proposal", {}), ("screen", {"fork_from": [], "share": 0.05})):
+        text, good = call(research, name, proposal=proposal, **more)
+        assert not good and text.startswith(name), text
+    assert call(research, "screen", proposal=MLP, fork_from=[], share=0.05)[1]
+
+
+def test_pinned_loop_is_screened() -> None:
+    pins, asked = {"training.loop": "sync"}, list[dict[str, Any]]()
+    view = ideator_view([row(1, branch=BRANCH)], baseline_config=MLP, pins=pins)
+
+    def screen(config: dict[str, Any], branches: tuple[str, ...], share: float) -> Trial:
+        asked.append(config)
+        return trial()
+
+    assert call(ResearchTools(view, None, ResearchSources(screen=screen)), "screen", proposal=MLP, fork_from=[],
+                share=0.05)[1]  # fmt: skip
+    assert asked[0]["training"]["loop"] == "sync", "the user chose it"
+
+
 def test_screen_shows_an_interval_and_no_time(tmp_path: Path) -> None:
     asked: list[Any] = []
     text, good = call(tools(tmp_path, asked=asked), "screen", proposal=MLP, fork_from=[1], share=0.05)
