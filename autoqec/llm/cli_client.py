@@ -7,6 +7,7 @@ Flags: https://code.claude.com/docs/en/cli-reference, https://developers.openai.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -44,7 +45,7 @@ _PROGRAM_ENV_VARS: dict[str, tuple[str, ...]] = {
     ),
     "codex": ("OPENAI_API_KEY", "CODEX_API_KEY", *environment.ENDPOINTS["codex"]),
 }
-_AUTH_WORDS = ("api key", "/login", "log in", "unauthorized", "401", "authentication", "not logged in")
+_AUTH_WORDS = re.compile(r"api key|/login|log in|unauthorized|\b401\b|authentication|not logged in", re.IGNORECASE)
 
 
 class CliLM(BaseLanguageModel):
@@ -86,7 +87,9 @@ class CliLM(BaseLanguageModel):
         try:
             program_response = read(out, self.model)
         except LlmUnavailableError as error:
-            raise self._error_from_output(f"{error.message}; {err}" if err else error.message, returncode) from None
+            failure = self._error_from_output(f"{error.message}; {err}" if err else error.message, returncode)
+            failure.usage, failure.cost_usd = error.usage, error.cost_usd  # also a failed call is paid
+            raise failure from None
         response = Response(
             text=program_response.text,
             usage=program_response.usage,
@@ -164,7 +167,7 @@ class CliLM(BaseLanguageModel):
 
     def _error_from_output(self, stderr_tail: str, returncode: int) -> LlmError:
         message = f"`{self._program}` gave no answer (exit {returncode}): {stderr_tail[:300]}"
-        if any(word in stderr_tail.lower() for word in _AUTH_WORDS):
+        if _AUTH_WORDS.search(stderr_tail):
             return LlmAuthError(
                 message, hint=f"log in with `{self._program}`, or set {_PROGRAM_ENV_VARS[self._program][0]}"
             )

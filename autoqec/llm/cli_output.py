@@ -10,6 +10,7 @@ from typing import Any, Literal
 from autoqec.llm import prices
 from autoqec.llm.base import MAX_RESPONSE_CHARS
 from autoqec.llm.errors import LlmBadAnswerError, LlmError, LlmRefusalError, LlmTruncatedError, LlmUnavailableError
+from autoqec.llm.redact import redact_value
 from autoqec.llm.reported import call_cost, token_count
 from autoqec.llm.usage import Usage
 
@@ -48,7 +49,7 @@ def read_claude(out: bytes, requested_model: str) -> ProgramResponse:
     elif payload.get("subtype") == "error_max_structured_output_retries":
         error_type = LlmBadAnswerError
     elif payload.get("is_error"):
-        raise LlmUnavailableError(text or str(payload.get("subtype")))
+        raise LlmUnavailableError(text or str(payload.get("subtype")), usage=usage, cost_usd=cost)
     elif len(text) > MAX_RESPONSE_CHARS:
         error_type, text = LlmBadAnswerError, f"an answer of {len(text)} characters"
     if error_type is not None:
@@ -72,9 +73,11 @@ def read_codex(out: bytes, requested_model: str) -> ProgramResponse:
         elif kind in ("turn.failed", "error"):
             error = event.get("error")
             failure_messages.append(str(error.get("message") if isinstance(error, dict) else event.get("message")))
-    if text is None or not done:
-        raise LlmUnavailableError("; ".join(failure_messages) or "no answer on stdout")
     cost = prices.cost_usd(requested_model, usage)
+    if text is None or not done:
+        raise LlmUnavailableError(
+            "; ".join(failure_messages) or "no answer on stdout", usage=usage if done else None, cost_usd=cost
+        )
     if len(text) > MAX_RESPONSE_CHARS:
         raise LlmBadAnswerError(
             f"an answer of {len(text)} characters", location=requested_model, usage=usage, cost_usd=cost
@@ -100,11 +103,11 @@ def _usage(payload: Any, counting: Literal["input_tokens", "all_input"]) -> Usag
 
 
 def _json_objects(out: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of the output, or of its lines: programs mix in notices."""
+    """Yield the JSON objects of the output, or of its lines, without keys: programs mix in notices."""
     for line in (out, *out.splitlines()):
         try:
             value = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
-            yield value
+            yield redact_value(value)

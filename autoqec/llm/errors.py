@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoqec.errors import AutoqecError
-from autoqec.llm.redact import redact
+from autoqec.llm.redact import encodable, redact
 from autoqec.llm.usage import Usage
 
 NO_KEY_HINT = (
@@ -37,7 +37,7 @@ class LlmError(AutoqecError):
         answer: str | None = None,
     ) -> None:
         super().__init__(redact(message), location=location, hint=hint)
-        self.answer = answer
+        self.answer = None if answer is None else encodable(answer)
         self.usage, self.cost_usd, self.lost_attempts = usage, cost_usd, lost_attempts
 
 

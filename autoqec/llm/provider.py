@@ -243,6 +243,8 @@ def response_of(
         ValueError: The answer does not have its form.
     """
     try:
+        # What is recorded and sent back has to be text; a lone surrogate raises UnicodeEncodeError, a ValueError.
+        json.dumps([answer.text, answer.model, answer.blocks], ensure_ascii=False).encode()
         response = Response(
             text=answer.text,
             tool_calls=_tool_calls(answer, model),

@@ -37,8 +37,14 @@ def secret_values(environ: Mapping[str, str] | None = None) -> list[str]:
     return sorted((value for value in values if len(value) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
 
 
+def encodable(text: str) -> str:
+    """Return `text` with lone surrogates, which JSON may name but no file can hold, replaced by question marks."""
+    return text.encode(errors="replace").decode()
+
+
 def redact(text: str) -> str:
-    """Return `text` without any key of the environment, and without anything shaped like one."""
+    """Return `text` without any key of the environment, without anything shaped like one, and `encodable`."""
+    text = encodable(text)
     for key in secret_values():
         text = text.replace(key, REDACTED_TEXT)
     return _SECRET_PATTERN.sub(REDACTED_TEXT, text)

@@ -24,6 +24,7 @@ from autoqec.llm.errors import (
     LlmTruncatedError,
     LlmUnavailableError,
 )
+from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.usage import Usage
 
 STANDINS = Path(__file__).resolve().parents[2] / "support" / "standins"
@@ -115,6 +116,7 @@ def test_claude_errors_have_a_type_and_usage(install: Bin, behaviour: dict[str, 
     [
         ({"text": "Invalid API key · Please run /login", "is_error": True}, LlmAuthError),
         ({"text": "API Error: 529 overloaded", "is_error": True}, LlmUnavailableError),
+        ({"text": "API Error: 529 overloaded (req_4011)", "is_error": True}, LlmUnavailableError),
         ({"raw": "Segmentation fault\n", "exit": 139}, LlmUnavailableError),
         ({"raw": "", "stderr": "Not logged in", "exit": 1}, LlmAuthError),
         ({"raw": '{"type": "result", '}, LlmUnavailableError),
@@ -124,6 +126,20 @@ def test_claude_failures_are_distinguished(install: Bin, behaviour: dict[str, An
     install("claude", behaviour)
     with pytest.raises(kind):
         CliLM("claude").complete(request())
+
+
+def test_failed_call_of_claude_keeps_what_it_cost(install: Bin) -> None:
+    install("claude", {"text": "API Error: 529 overloaded", "is_error": True})
+    ledger = Ledger(max_usd=1.0)
+    with pytest.raises(LlmUnavailableError):
+        MeteredLM(CliLM("claude", "claude-opus-5-5", max_call_usd=0.5), ledger).complete(request())
+    assert (ledger.totals.failed, ledger.totals.cost_usd, ledger.totals.usage.total) == (1, 0.0123, 26)
+
+
+def test_answer_that_is_no_text_can_be_recorded(install: Bin) -> None:
+    install("claude", {"text": "half \ud83d"}, {"structured": {"what": "half \ud83d"}})
+    assert CliLM("claude").complete(request()).text == "half ?"
+    assert CliLM("claude").complete(request(output=Guess)).parsed == Guess(what="half ?")
 
 
 def test_codex_answers_with_usage(install: Bin) -> None:
