@@ -14,6 +14,7 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import scripted_policies as scripted_policies  # registers scripted:expert and scripted:novice
 from autoqec.ideators.replay import ReplayIdeator
 from autoqec.llm.base import Effort
+from autoqec.llm.cassette import CassetteFile
 from autoqec.llm.config import LMConfig, get_lm_client, require_price, role_config
 from autoqec.llm.errors import LlmAuthError
 from autoqec.llm.prices import Price
@@ -168,8 +169,8 @@ def _check_credentials(config: LMConfig) -> None:
 
 
 def _check_files(choice: RoleOptions) -> None:
-    if choice.cassette is not None and not choice.cassette.is_file():
-        raise UsageError("cassette not found", location=str(choice.cassette), hint="choose an existing recording")
+    if choice.cassette is not None:
+        CassetteFile(choice.cassette, "replay")
     for option, path in (("--ideator-memory", choice.ideator_memory), ("--analyst-memory", choice.analyst_memory)):
         if path is not None:
             _check_checkpoint(choice, option, path)

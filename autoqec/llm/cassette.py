@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal
 
-from autoqec.errors import UsageError
+from autoqec.errors import ContractError, UsageError
 from autoqec.llm import errors, prices
 from autoqec.llm.base import (
     MIN_MAX_TOKENS,
@@ -37,6 +37,8 @@ _RECORDED_ERRORS: dict[str, type[LlmError]] = {  # names as cassettes hold them
     "LmUnavailable": errors.LlmUnavailableError,
 }  # what a model answered; local failures (no key, no credit) are not replayed
 _RECORDED_NAMES = {kind: name for name, kind in _RECORDED_ERRORS.items()}
+_ERROR_FIELDS = {"kind", "what", "where", "mend", "usage", "cost_usd", "lost_attempts"}
+_MISS_HINT = "replay with the version and the options of the recording (its run.json names them), or record it again"
 
 
 class CassetteFile:
@@ -47,11 +49,14 @@ class CassetteFile:
         self._lock = threading.Lock()
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._n_replayed: dict[str, int] = defaultdict(int)
+        self._calls: list[tuple[int, dict[str, Any]]] = []  # all recorded calls, with the numbers of their lines
         if mode == "replay":
             if not path.is_file():
                 raise UsageError("the cassette does not exist", location=str(path), hint="record one first")
-            for row in jsonl.read(path):
+            for number, row in enumerate(jsonl.read(path), start=1):
+                _check_row(row, f"{path}:{number}")
                 self._rows[row["key"]].append(row)
+                self._calls += [(number, row)] if row["kind"] == "complete" else []
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one call."""
@@ -65,12 +70,32 @@ class CassetteFile:
             if index < len(rows):
                 self._n_replayed[key] = index + 1
                 return rows[index]
-        again = f", asked for the {index + 1}. time" if rows else ""
+            why = f"asked for the {index + 1}. time" if rows else self._difference(request, model)
         raise CassetteMissError(
-            f"the cassette does not hold this {what} of role {request.role} to {model} (key {key[:12]}{again})",
+            f"the cassette does not hold this {what} of role {request.role} to {model} (key {key[:12]}): {why}",
             location=str(self.path),
-            hint="record the run again, or replay it with the versions that it was recorded with",
+            hint=_MISS_HINT,
         )
+
+    def _difference(self, request: Request, model: str) -> str:
+        """Return what distinguishes a request from the next recorded call of its role that was not replayed."""
+        unplayed, left = list[tuple[int, dict[str, Any]]](), dict(self._n_replayed)
+        for number, row in self._calls:
+            if left.get(row["key"], 0):
+                left[row["key"]] -= 1
+            elif row.get("role") == request.role:
+                unplayed.append((number, row))
+        if not unplayed:
+            return f"all recorded calls of role {request.role} were replayed"
+        number, row = unplayed[0]
+        if row.get("model") != model:
+            return f"line {number}, the next one of this role, went to {row.get('model')}"
+        recorded, asked = row.get("request"), redact_value(request.dump())
+        recorded = recorded if isinstance(recorded, dict) else {}
+        fields = [name for name in asked if name != "aside" and (recorded.get(name) or None) != (asked[name] or None)]
+        if not fields and row["key"] == request.fingerprint(model):
+            return "tokens were not counted, since it was recorded without a budget"
+        return f"line {number}, the next one of this role, differs in {', '.join(fields) or 'the form of the answer'}"
 
 
 class CassetteLM(BaseLanguageModel):
@@ -151,6 +176,19 @@ class CassetteLM(BaseLanguageModel):
     def _replay(self, key: str, request: Request) -> Response:
         row = self.cassette_file.next(key, request, self.model, what="call")
         return with_parsed_output(recorded_answer(row, location=str(self.cassette_file.path)), request)
+
+
+def _check_row(row: dict[str, Any], location: str) -> None:
+    """Raise ContractError for a line that holds neither a call with its answer nor a token count."""
+    kind, error, tokens = row.get("kind"), row.get("error"), row.get("tokens")
+    if error is None:
+        answered = isinstance(row.get("reply"), dict)
+    else:
+        answered = isinstance(error, dict) and error.keys() >= _ERROR_FIELDS and str(error["kind"]) in _RECORDED_ERRORS
+    counted = isinstance(tokens, int) and tokens >= 0
+    if not isinstance(row.get("key"), str) or not (answered if kind == "complete" else counted and kind == "count"):
+        hint = "choose cassette.jsonl of a run, or record it again"
+        raise ContractError("the line is not a recorded call", location=location, hint=hint)
 
 
 def is_answer(row: dict[str, Any]) -> bool:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
-from autoqec.errors import UsageError
+from autoqec.errors import ContractError, UsageError
+from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.base import Message, Request, Response, ToolCall
-from autoqec.llm.cassette import CassetteFile, CassetteLM
+from autoqec.llm.cassette import _ERROR_FIELDS, CassetteFile, CassetteLM
 from autoqec.llm.config import LMConfig, get_lm_client
-from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError, LlmRefusalError, LlmTruncatedError
-from autoqec.llm.ledger import Ledger
+from autoqec.llm.errors import (
+    BudgetExceededError,
+    CassetteMissError,
+    LlmBadRequestError,
+    LlmError,
+    LlmRefusalError,
+    LlmTruncatedError,
+)
+from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.store import jsonl
-from tests.support.messages_server import MessagesServer, fail, refuse, say, say_json, truncate, use_tool
+from tests.support.messages_server import Behaviour, MessagesServer, fail, refuse, say, say_json, truncate, use_tool
 
 
 class Sum(BaseModel):
@@ -86,24 +95,108 @@ def test_order_of_different_calls_does_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("changed", "difference"),
     [
-        request("other"),
-        request("a", system=("s",)),
-        request("a", output=Sum),
-        request("a", effort="low"),
-        request("a", max_tokens=9000),
+        (request("other"), "line 1, the next one of this role, differs in messages"),
+        (request("other", system=("s",), aside="8 cores"), "differs in system, messages$"),
+        (request("a", context=("r1",)), "differs in context"),
+        (request("a", output=Sum), "differs in the form of the answer"),
+        (request("a", effort="low"), "differs in effort"),
+        (request("a", max_tokens=9000), "differs in max_tokens"),
+        (request("a", role="coder"), "all recorded calls of role coder were replayed"),
     ],
 )
-def test_unrecorded_request_is_an_error(tmp_path: Path, changed: Request) -> None:
+def test_unrecorded_request_is_an_error_that_names_the_difference(
+    tmp_path: Path, changed: Request, difference: str
+) -> None:
     path = tmp_path / "tape.jsonl"
-    CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
+    CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a", aside="2 cores"))
     player = CassetteLM(CassetteFile(path, "replay"), "m")
-    with pytest.raises(CassetteMissError, match="role agent"):
+    with pytest.raises(CassetteMissError, match=f"role {changed.role}") as caught:
         player.complete(changed)
+    assert re.search(difference, caught.value.message) and caught.value.location == str(path)
+    assert "run.json" in str(caught.value.hint)
     assert player.complete(request("a")).text == "1"
     with pytest.raises(CassetteMissError, match="2. time"):
         player.complete(request("a"))
+    with pytest.raises(CassetteMissError, match=f"all recorded calls of role {changed.role}"):
+        player.complete(changed)
+
+
+def test_difference_is_that_from_the_first_call_that_was_not_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    recorder = CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1", "2", "3"]))
+    for item in (request("a"), request("a"), request("b", system=("s",))):
+        recorder.complete(item)
+    player = CassetteLM(CassetteFile(path, "replay"), "m")
+    player.complete(request("a"))
+    with pytest.raises(CassetteMissError, match="line 2, .* differs in messages"):
+        player.complete(request("x"))
+    player.complete(request("a"))
+    with pytest.raises(CassetteMissError, match="line 3, .* differs in messages"):
+        player.complete(request("x", system=("s",)))
+
+
+def test_token_count_of_a_recording_without_a_budget_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
+    player = MeteredLM(CassetteLM(CassetteFile(path, "replay"), "m"), Ledger(max_tokens=90_000))
+    with pytest.raises(CassetteMissError, match="recorded without a budget"):
+        player.complete(request("a"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": None},
+        {"key": ["k"]},
+        {"kind": "other"},
+        {"kind": "count"},
+        {"kind": "count", "tokens": "many"},
+        {"reply": None},
+        {"reply": "hello"},
+        {"error": {"kind": "LmRefusal"}},
+        {"error": "LmRefusal"},
+        {"error": dict.fromkeys(_ERROR_FIELDS)},
+    ],
+)
+def test_line_that_is_no_call_is_reported_with_its_number(tmp_path: Path, change: dict[str, object]) -> None:
+    path, odd = tmp_path / "tape.jsonl", tmp_path / "odd.jsonl"
+    CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
+    (row,) = jsonl.read(path)
+    jsonl.append_all(odd, [row, row | change])
+    with pytest.raises(ContractError, match="not a recorded call") as caught:
+        CassetteFile(odd, "replay")
+    assert caught.value.location == f"{odd}:2" and caught.value.hint
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        say("half of a pair: \ud83d"),
+        say_json({"value": "\ud83d"}),
+        use_tool("t", {"x": ["\ud83d"]}),
+        refuse("\ud83d"),
+        fail(400, "\ud83d"),
+        fail(500, "\ud83d"),
+    ],
+    ids=["text", "structured", "tool", "refusal", "rejected", "outage"],
+)
+def test_answer_that_is_no_text_is_a_recorded_error(
+    server: MessagesServer, tmp_path: Path, answer: Behaviour, stream: bool
+) -> None:
+    """JSON may name half of a surrogate pair, which no file can hold."""
+    path = tmp_path / "tape.jsonl"
+    server.answer = lambda body: answer
+    model = AnthropicLM("claude-opus-5-5", base_url=server.url, api_key=server.key, stream=stream, max_retries=0)
+    recorder = CassetteLM(CassetteFile(path, "record"), model.model, model)
+    asked = request("a", output=Sum)
+    with pytest.raises(LlmError) as caught:
+        recorder.complete(asked)
+    str(caught.value).encode(), (caught.value.answer or "").encode()
+    if not isinstance(caught.value, LlmBadRequestError):  # which is not recorded
+        assert outcome(CassetteLM(CassetteFile(path, "replay"), model.model), asked) == outcome(recorder, asked)
 
 
 def test_context_is_part_of_the_fingerprint() -> None:
