@@ -34,7 +34,10 @@ COMMANDS = {
     "diagnose": ("autoqec.cli.commands.diagnose", "Explain why rounds failed or gained nothing, and suggest a config."),
     "evaluate": ("autoqec.cli.commands.evaluate", "Run an agent over a dataset of environments."),
     "search-designs": ("autoqec.cli.commands.search_designs", "Search predecoder designs in batches, without a run."),
-    "bench-ideators": ("autoqec.cli.commands.bench_ideators", "Compare ideators on a table of measured configs."),
+    "bench-ideators": (
+        "autoqec.cli.commands.bench_ideators",
+        "Compare ideators on a table of measured configs, or on real rounds.",
+    ),
     "memory": ("autoqec.cli.commands.memory", "Show or extend a file with the rounds of several runs."),
     "board": ("autoqec.cli.commands.board", "Show and measure which decoder suits which circuit."),
     "models": ("autoqec.cli.commands.models", "List, verify and locate the verified models in the package."),

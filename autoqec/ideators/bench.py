@@ -78,7 +78,7 @@ class SimulatedRun:
 
     def hypervolume_at(self, seconds: float) -> float:
         """Return the hypervolume of the rounds recorded within this time since the start."""
-        return max([v for v, at in zip(self.hypervolume, self.elapsed, strict=True) if at <= seconds], default=0.0)
+        return [0.0, *(v for v, at in zip(self.hypervolume, self.elapsed, strict=True) if at <= seconds)][-1]
 
 
 def simulate(

@@ -168,7 +168,11 @@ def compare(
             runs[name].append(bench.simulate(propose, table, seed=seed, settings=mine, spent_usd=own))
             on_run(name, seed)
     best = bench.max_hypervolume(table, settings.min_gain)
-    return [_score(name, control, runs, settings, best, reference) for name in names for reference in references]
+    return [
+        score(name, reference, runs, control=control, rounds=settings.rounds, best=best)
+        for name in names
+        for reference in references
+    ]
 
 
 def _cost_since(spent_usd: Callable[[], float], before: float) -> float:
@@ -189,14 +193,25 @@ def _settings_per_seed(
             yield replace(settings, noop=control == "noop")
 
 
-def _score(
+def score(
     name: str,
-    control: str,
-    runs: dict[str, list[SimulatedRun]],
-    settings: SimulationSettings,
-    best: float,
     reference_name: str,
+    runs: dict[str, list[SimulatedRun]],
+    *,
+    control: str = "none",
+    rounds: int,
+    best: float = 1.0,
 ) -> Score:
+    """Score one strategy beside a reference.
+
+    Args:
+        name: The strategy.
+        reference_name: The reference.
+        runs: Runs of both, in the order of their seeds.
+        control: Recorded in the score.
+        rounds: Rounds per run.
+        best: Hypervolume that counts as 1.
+    """
     mine, reference = runs[name], runs[reference_name]
     unit = best or 1.0
     final_shares = [run.hypervolume[-1] / unit for run in mine]
@@ -211,7 +226,7 @@ def _score(
         reference=reference_name,
         control=control,
         seeds=len(mine),
-        rounds=settings.rounds,
+        rounds=rounds,
         final=statistics.mean(final_shares),
         mean=statistics.mean(statistics.mean(run.hypervolume) / unit for run in mine),
         at_equal_seconds=statistics.mean(mine_at_half),
@@ -221,7 +236,7 @@ def _score(
         regret=regret,
         regret_low=regret_low,
         regret_high=regret_high,
-        built=statistics.mean(run.built / settings.rounds for run in mine),
+        built=statistics.mean(run.built / rounds for run in mine),
         verified=statistics.mean(run.verified for run in mine),
         seconds=statistics.mean(run.seconds[-1] for run in mine),
         dollars=statistics.mean(run.dollars[-1] for run in mine),

@@ -1,16 +1,17 @@
-"""`autoqec bench-ideators`: compare ideators on QECBench-Tab."""
+"""`autoqec bench-ideators`: compare ideators on QECBench-Tab, or on real rounds."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from autoqec.cli.common import Output, options
+from autoqec.cli.common import Output, is_given, options
 
 if TYPE_CHECKING:
     from autoqec.ideators.bench import SimulationSettings
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 TITLE = "# QECBench-Tab: ideators compared\n\nWritten by `autoqec bench-ideators --write`; do not edit by hand.\n"
 NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
 MODEL_NAMES = "llm,hybrid:llm,tpe"
+TRAINED_NAMES = "random,evolve,tpe,policy"
+TRAINED_ENV = "surface_d3_depol"
+TRAINED_ONLY = ("profile", "scale", "test_shots")
 
 
 @click.command("bench-ideators")
@@ -28,7 +32,26 @@ MODEL_NAMES = "llm,hybrid:llm,tpe"
     type=click.Path(path_type=Path),
     help="Table of measured configs (JSON lines); default: the packaged one.",
 )
-@click.option("--env", help="Env of the table; default: its first one.")
+@click.option(
+    "--train",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Train the proposals instead, in one workspace per strategy and seed below this directory; the same command "
+    "continues an interrupted comparison.",
+)
+@click.option(
+    "--profile", type=click.Choice(["smoke", "dev", "prod"]), default="dev", help="With --train: training effort."
+)
+@click.option("--scale", type=click.FloatRange(0.01, 1000), default=1.0, help="With --train: factor on the effort.")
+@click.option(
+    "--test-shots",
+    type=click.IntRange(1),
+    default=100_000,
+    help="With --train: fresh shots on which the best round so far is measured.",
+)
+@click.option(
+    "--env", help=f"Env of the table; default: its first one. With --train: env or env file; default: {TRAINED_ENV}."
+)
 @click.option(
     "--strategies",
     help="Comma-separated list; hybrid:Q uses an oracle of quality Q instead of a model. "
@@ -82,64 +105,128 @@ MODEL_NAMES = "llm,hybrid:llm,tpe"
 @click.option("--note", default="", help="Text to add below the scores.")
 @options
 def command(
-    table: Path | None,
-    env: str | None,
     strategies: str | None,
     reference: str | None,
     model: str | None,
-    checkpoint: Path | None,
-    budget: str,
-    control: str,
     seeds: int,
     rounds: int,
-    slots: int,
-    val_shots: int,
-    min_gain: float,
     write: Path | None,
     note: str,
     out: Output,
+    **chosen: Any,
 ) -> None:
-    """Simulate searches on a table of measured configs and compare their strategies.
+    """Compare strategies on a table of measured configs, or with --train on real rounds.
 
-    The score is the hypervolume of the verified Pareto front, as a share of the best that the table allows. Differences
-    from the reference are paired by seed and have a 95% bootstrap interval. With --model the table compares that model
-    with TPE, unless --strategies or --reference say otherwise; scripted:expert and scripted:novice cost nothing.
+    On a table the score is the hypervolume of the verified Pareto front, as a share of the best that the table allows.
+    On real rounds it is the share of failures that the best round so far removes on fresh shots. Differences from the
+    reference are paired by seed and have a 95% bootstrap interval. With --model the table compares that model with TPE,
+    unless --strategies or --reference say otherwise; scripted:expert and scripted:novice cost nothing.
     """
-    from autoqec.cli.bench_entries import BenchIdeators
-    from autoqec.ideators.bench import SimulationSettings
-    from autoqec.ideators.bench_run import CONTROLS, compare
-    from autoqec.ideators.bench_table import DEFAULT, Table
     from autoqec.store import atomic
 
-    measured_table = Table.read(table or DEFAULT, env=env)
-    settings = SimulationSettings(rounds=rounds, val_shots=val_shots, min_gain=min_gain, slots=slots)
+    trained = chosen["directory"] is not None
+    _check_options(trained)
     reference = reference or ("tpe" if model and strategies is None else "random")
     if strategies is None:
-        strategies = MODEL_NAMES if model else NAMES
-    names = [name.strip() for name in strategies.split(",") if name.strip()]
-    usd, tokens = _llm_limits(budget)
-    contestants = BenchIdeators(measured_table.env, model, checkpoint, usd, tokens)
-    references = list(dict.fromkeys(name.strip() for name in reference.split(",")))
-    extra_strategies, lines = contestants.by_name([*names, *references]), [_header(references)]
-    for one in CONTROLS if control == "all" else (control,):
-        scores = compare(
-            measured_table,
-            names,
-            seeds=seeds,
-            settings=settings,
-            control=one,
-            extra_strategies=extra_strategies,
-            spent_usd=contestants.spent_usd,
-            references=references,
-        )
-        for score in scores:
-            out.emit(score.dump())
-        lines += [_line(list(group)) for _, group in groupby(scores, key=lambda score: score.strategy)]
-    footer = _footer(measured_table, seeds, settings, contestants.fallback_rounds)
+        strategies = MODEL_NAMES if model else TRAINED_NAMES if trained else NAMES
+    names, references = _split(strategies), _split(reference)
+    compared = Comparison(names, references, model, seeds, rounds)
+    lines, footer = (_on_real_rounds if trained else _on_table)(compared, chosen, out)
     text = "\n".join([*lines, "", f"{footer} {note}".rstrip()])
     out.say(text)
     if write is not None:
         atomic.write_text(write, f"{TITLE}\n{text}\n")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared: strategies with references, the model of those that call one, and how many runs and rounds."""
+
+    names: list[str]
+    references: list[str]
+    model: str | None
+    seeds: int
+    rounds: int
+
+
+def _split(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _check_options(trained: bool) -> None:
+    """Raise UsageError for an option that has no effect on a table, or on real rounds."""
+    from autoqec.errors import UsageError
+
+    for name in ("table", "checkpoint", "control", "slots", "val_shots", "min_gain") if trained else TRAINED_ONLY:
+        if is_given(name):
+            message = f"has no effect {'with' if trained else 'without'} --train"
+            option = {"checkpoint": "ideator-memory"}.get(name, name.replace("_", "-"))
+            raise UsageError(message, location=f"--{option}", hint="remove it" if trained else "add --train DIR")
+
+
+def _on_table(compared: Comparison, chosen: dict[str, Any], out: Output) -> tuple[list[str], str]:
+    """Return the lines of the comparison on a table, and the description of its data."""
+    from autoqec.cli.bench_entries import BenchIdeators
+    from autoqec.ideators.bench import SimulationSettings
+    from autoqec.ideators.bench_run import CONTROLS, compare
+    from autoqec.ideators.bench_table import DEFAULT, Table
+
+    table, control = Table.read(chosen["table"] or DEFAULT, env=chosen["env"]), chosen["control"]
+    settings = SimulationSettings(
+        rounds=compared.rounds, val_shots=chosen["val_shots"], min_gain=chosen["min_gain"], slots=chosen["slots"]
+    )
+    contestants = BenchIdeators(table.env, compared.model, chosen["checkpoint"], *_llm_limits(chosen["budget"]))
+    extra_strategies = contestants.by_name([*compared.names, *compared.references])
+    lines = [_header(compared.references)]
+    for one in CONTROLS if control == "all" else (control,):
+        scores = compare(
+            table,
+            compared.names,
+            seeds=compared.seeds,
+            settings=settings,
+            control=one,
+            extra_strategies=extra_strategies,
+            spent_usd=contestants.spent_usd,
+            references=compared.references,
+        )
+        lines += _lines(scores, out)
+    return lines, _table_footer(table, compared.seeds, settings, contestants.fallback_rounds)
+
+
+def _on_real_rounds(compared: Comparison, chosen: dict[str, Any], out: Output) -> tuple[list[str], str]:
+    """Return the lines of the comparison on real rounds, and the description of its data."""
+    from autoqec import locate
+    from autoqec.cli.workspace import make_workspace
+    from autoqec.contracts.profiles import profile_of
+    from autoqec.ideators.bench_run import score
+    from autoqec.launch.bench_rounds import RealRounds, run_all, uses_model
+    from autoqec.reporting.terminal import LiveView, console
+
+    names = [*(name for name in compared.references if name not in compared.names), *compared.names]
+    limits = dict(zip(("usd", "tokens"), _llm_limits(chosen["budget"]), strict=True))
+    n_runs = compared.seeds * sum(map(uses_model, names))
+    plan = RealRounds(
+        directory=chosen["directory"].absolute(),
+        env=locate.env_file(chosen["env"] or TRAINED_ENV).absolute(),
+        profile=chosen["profile"],
+        scale=chosen["scale"],
+        rounds=compared.rounds,
+        seeds=compared.seeds,
+        test_shots=chosen["test_shots"],
+        model=compared.model,
+        budget=",".join(f"{key}={limit / n_runs}" for key, limit in limits.items() if limit is not None and n_runs),
+    )
+    with LiveView(console(err=True), quiet=out.quiet) as view:
+        runs = run_all(plan, names, make_workspace, view)
+    scores = [score(name, one, runs, rounds=plan.rounds) for name in names for one in compared.references]
+    footer = (
+        f"Env {plan.env.stem}, profile {plan.profile} at scale {plan.scale:g}, {plan.seeds} seeds of {plan.rounds} "
+        "rounds, trained and verified. final, mean: share of the inner decoder's failures that the round with the "
+        f"largest gain on {profile_of(plan.profile, plan.scale).val_shots:,} validation shots removes on "
+        f"{plan.test_shots:,} fresh shots, the same for all runs; 0 before the first gain. seconds: CPU seconds per "
+        "run of proposals, screens, training and validation. The interval is a paired bootstrap over seeds."
+    )
+    return [_header(compared.references), *_lines(scores, out)], footer
 
 
 def _llm_limits(budget: str) -> tuple[float | None, int | None]:
@@ -150,13 +237,13 @@ def _llm_limits(budget: str) -> tuple[float | None, int | None]:
 
     limits, llm_limits = split_budget(budget)
     if limits != Budget():
-        message = f"{budget!r} limits runs; this command starts none"
+        message = f"{budget!r} limits other things than calls of language models"
         raise UsageError(message, location="--budget", hint="--budget usd=DOLLARS,tokens=COUNT; --rounds N")
     return llm_limits.get("usd"), int(llm_limits["tokens"]) if "tokens" in llm_limits else None
 
 
-def _footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rounds: int) -> str:
-    """Describe the data and settings behind the scores."""
+def _table_footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rounds: int) -> str:
+    """Describe the data and settings behind the scores on a table."""
     from autoqec.ideators.bench import verifiable_entries
 
     statuses = Counter(entry.status for entry in table.entries)
@@ -180,6 +267,13 @@ def _header(references: list[str]) -> str:
         names += [f"minus {one} [95%]", f"regret against {one} at equal time [95%]"]
     names += ["built", "verified", "seconds", "dollars"]
     return f"| {' | '.join(names)} |\n{'|---' * len(names)}|"
+
+
+def _lines(scores: list[Score], out: Output) -> list[str]:
+    """Return the row of every strategy; with --json, also print the scores."""
+    for score in scores:
+        out.emit(score.dump())
+    return [_line(list(group)) for _, group in groupby(scores, key=lambda score: score.strategy)]
 
 
 def _line(strategy_scores: list[Score]) -> str:

@@ -118,7 +118,7 @@ def test_trained_agent_is_compared_with_memoryless_agent(
         (("--strategies", "tpe", "--model", "claude-opus-5-5"), "no strategy calls a language model"),
         (("--strategies", "memory", "--model", "scripted:echo"), "need a checkpoint"),
         (("--strategies", "oracle"), "unknown strategy"),
-        (("--budget", "rounds=3"), "this command starts none"),
+        (("--budget", "rounds=3"), "other things than calls of language models"),
         (("--strategies", "llm", "--model", "gemma-unheard-of"), "no backend"),
     ],
 )
