@@ -15,7 +15,7 @@ from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.settings import RunSettings
 from autoqec.contracts.views import IdeatorView
-from autoqec.errors import UsageError
+from autoqec.errors import ContractError, UsageError
 from autoqec.launch import role_options
 from autoqec.launch.role_options import RoleOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
@@ -64,7 +64,7 @@ def test_every_ideator_is_selected_by_name() -> None:
         (RoleOptions("tpe", model="claude-opus-5-5"), "calls no language model"),
         (RoleOptions("random", max_usd=1.0), "calls no language model"),
         (RoleOptions("llm", model="mistral-large"), "no backend"),
-        (RoleOptions("llm", cassette=Path("nowhere.jsonl")), "not found"),
+        (RoleOptions("llm", cassette=Path("nowhere.jsonl")), "does not exist"),
         (RoleOptions("policy", ideator_memory=Path("ep_000001")), "needs a language model"),
         (RoleOptions("llm", ideator_memory=Path("nowhere/ep_000001")), "checkpoint"),
         (RoleOptions("random", analyst_memory=Path("ep_000001")), "needs a language model"),
@@ -74,6 +74,13 @@ def test_every_ideator_is_selected_by_name() -> None:
 def test_invalid_choice_is_refused_before_a_run_exists(choice: RoleOptions, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
         role_options.check_role_options(choice, tmp_path)
+
+
+def test_file_that_is_no_cassette_is_refused_before_a_run_exists(tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    file.write_text('{"round": 1}\n', encoding="utf-8")
+    with pytest.raises(ContractError, match="not a recorded call"):
+        role_options.check_role_options(RoleOptions("llm", cassette=file), tmp_path)
 
 
 def test_missing_key_is_reported_before_a_run_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
