@@ -13,6 +13,7 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,12 +31,13 @@ from tests.support.clusters import slurm, slurm_unavailable_reason
 SEED, JOB_MB = 1, 100
 
 
-def work(round_dir: str, number: int, *, sleep_s: float) -> None:
-    """Do in a job what `runner.job.work` does, with a sleep instead of training and measurement."""
-    order = job.read_order(RoundLayout(Path(round_dir), number))
-    assert order is not None, "no round is cancelled here"
-    time.sleep(sleep_s)
-    canned.run_round(order.config)
+def work(rounds: Sequence[tuple[str, int]], begin_within_s: float, *, sleep_s: float) -> None:
+    """Do in a job what `runner.job.work_batch` does, with a sleep instead of training and measurement."""
+    for round_dir, number in rounds:
+        order = job.read_order(RoundLayout(Path(round_dir), number))
+        assert order is not None, "no round is cancelled here"
+        time.sleep(sleep_s)
+        canned.run_round(order.config)
 
 
 def measure(directory: Path, rounds: int, slots: int, sleep_s: float) -> tuple[float, float]:
@@ -43,7 +45,7 @@ def measure(directory: Path, rounds: int, slots: int, sleep_s: float) -> tuple[f
     make_workspace(directory / "workspace", ENV)
     cluster_dir = directory / "cluster"
     cluster_dir.mkdir()
-    job.work = partial(work, sleep_s=sleep_s)
+    job.work_batch = partial(work, sleep_s=sleep_s)
     with slurm(cluster_dir, cores=slots, memory_mb=slots * JOB_MB) as cluster:
         os.environ.update(cluster.env)
         executor = SlurmExecutor(slots, {"mem": f"{JOB_MB}M", "time": "10"})

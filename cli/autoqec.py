@@ -200,6 +200,13 @@ def _current_option_name(name: str) -> str:
     help="Option of the SLURM jobs: time, cpus, mem, partition, … Repeatable.",
 )
 @click.option(
+    "--batch-below",
+    metavar="SECONDS",
+    type=click.IntRange(0, 86_400),
+    default=0,
+    help="SLURM rounds that are predicted to be shorter share a job, up to this duration together; default: 0, never.",
+)
+@click.option(
     "--detach/--no-detach",
     help="Run the search in SLURM jobs too, one after another, so that no process stays here; needs --executor slurm.",
 )

@@ -151,6 +151,8 @@ def _plan_lines(run_options: RunOptions) -> Iterator[str]:
     if run_options.cluster is not None:
         options = ", ".join(f"{key}={value}" for key, value in run_options.cluster.items())
         yield f"job       {options}; one per round"
+        if run_options.settings.batch_below:
+            yield f"batch     rounds predicted to be shorter than {run_options.settings.batch_below} s share a job"
     if run_options.orchestrator is not None:
         options = ", ".join(f"{key}={value}" for key, value in run_options.orchestrator.items())
         yield f"detached  {options}; one job after another runs the search"

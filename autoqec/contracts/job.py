@@ -20,11 +20,12 @@ class JobOrder(Contract):
 
     schema_version: Literal[1] = Field(default=1, description="format of the file")
     name: str = Field(description="unique name of the job, by which it is found if its number was not written")
-    options: dict[str, str] = Field(description="of `--slurm`, defaults filled in")
+    options: dict[str, str] = Field(description="of `--slurm`, defaults filled in, for this round alone")
     code_sha256: str = Field(pattern=SHA256, description="trusted code that the round is to be measured with")
     needs_sandbox: bool = Field(description="the branch changes code, which may not run without a sandbox")
     config: RunnerConfig = Field(description="what is measured")
     job_id: str | None = Field(default=None, description="null: not known to have been accepted")
+    position: int = Field(default=0, ge=0, description="place among the rounds that the job measures one after another")
     array_index: int | None = Field(default=None, description="element of the job array `name`; null: a job of its own")
     log_dir: str | None = Field(default=None, description="logs of the job; null: `job` in the round's directory")
 

@@ -17,6 +17,7 @@ from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
 from autoqec.launch import orchestrator_job, role_options, settings
 from autoqec.orchestrator import loop
+from autoqec.orchestrator.executors.batches import RoundDuration, batch_options
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
 from autoqec.runner.devices import require_available
 from autoqec.store.files import load_env
@@ -82,10 +83,20 @@ class RunOptions:
         threads = self.settings.threads
         return threads if self.cluster is not None else max(1, threads // self.parallel)
 
-    def executor(self, leave: Callable[[], bool] | None = None) -> loop.Executor | None:
-        """Return the executor of rounds; None: this machine. `leave`: of a detached run, see `SlurmExecutor`."""
-        return (
-            None if self.cluster is None else SlurmExecutor(self.parallel, self.cluster, image=self.image, leave=leave)
+    def executor(
+        self, run: loop.Run, stop_reason: Callable[[], str | None], leave: Callable[[], bool] | None = None
+    ) -> loop.Executor | None:
+        """Return the executor of rounds; None: this machine. For the arguments see `SlurmExecutor`."""
+        if self.cluster is None:
+            return None
+        return SlurmExecutor(
+            self.parallel,
+            self.cluster,
+            image=self.image,
+            leave=leave,
+            stop_reason=stop_reason,
+            batch_below_s=self.settings.batch_below,
+            predict_s=RoundDuration(run),
         )
 
 
@@ -95,7 +106,7 @@ OPTION_DEFAULTS: Mapping[str, Any] = {
     "no_llm": False, "model": None, "effort": None, "price": None, "cassette": None, "replay_of": None,
     "ideator_memory": None,
     "analyst_memory": None, "memory": None, "open_modules": False, "parallel": 1, "threads": 1, "executor": "local",
-    "slurm": (), "container": None, "detach": False, "detach_slurm": (), "budget": "",
+    "slurm": (), "batch_below": 0, "container": None, "detach": False, "detach_slurm": (), "budget": "",
     "recorded": None,
 }  # fmt: skip
 _PATH_OPTIONS = ("secret_file", "cassette", "ideator_memory", "analyst_memory", "memory", "container", "recorded")
@@ -169,9 +180,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         choice=choice,
         pins=pins,
         settings=settings.with_models(resolved, choice),
-        cluster=_slurm_options(
-            resolved.executor, resolved.slurm, profile_of(profile, scale), resolved.threads, check=check
-        ),
+        cluster=_slurm_options(resolved, profile_of(profile, scale), check=check),
         image=_image(resolved, root),
         orchestrator=_orchestrator_options(resolved, check=check),
         recorded=chosen["recorded"],
@@ -184,17 +193,16 @@ def _check_gpus(pins: dict[str, Any]) -> None:
         require_available(parse_dsl(apply_pins({"type": "mlp", "mlp": {}}, pins)).training)
 
 
-def _slurm_options(
-    executor: str, options: tuple[str, ...], profile: Profile, threads: int, *, check: bool
-) -> dict[str, str] | None:
+def _slurm_options(resolved: RunSettings, profile: Profile, *, check: bool) -> dict[str, str] | None:
     """SLURM options of the job of a round, accepted by `sbatch --test-only`; None for the local executor."""
-    if executor == "local":
-        if options:
-            raise UsageError("needs --executor slurm", location="--slurm", hint="add --executor slurm")
+    if resolved.executor == "local":
+        for name, value in (("--slurm", resolved.slurm), ("--batch-below", resolved.batch_below)):
+            if value:
+                raise UsageError("needs --executor slurm", location=name, hint="add --executor slurm")
         return None
-    job_options = fill_job_options(slurm.parse_options(options), profile, threads)
+    job_options = fill_job_options(slurm.parse_options(resolved.slurm), profile, resolved.threads)
     if check:
-        slurm.check(job_options)
+        slurm.check(batch_options(job_options, resolved.batch_below))
     return job_options
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 
 from autoqec.contracts.events import Event, LlmUnusable, OnEvent, RunOpened
 from autoqec.errors import RunInterruptedError
@@ -87,7 +88,7 @@ def run_session(
                 notify,
                 budget=limits,
                 parallel=options.parallel,
-                executor=options.executor(leave),
+                executor=options.executor(run, partial(loop.stop_of_waiting, run, limits, clock, interrupts), leave),
                 interrupts=interrupts,
                 clock=clock,
             )

@@ -45,6 +45,7 @@ __all__ = [
     "resume_run",
     "run_rounds",
     "start_run",
+    "stop_of_waiting",
 ]
 
 MAX_INFRASTRUCTURE_FAILURES = 2  # consecutive; more indicate a problem of the machine, not of the search
@@ -154,11 +155,14 @@ def _local_executor(run: Run, parallel: int, budget: Budget, clock: Clock, inter
     if parallel == 1:
         return SerialExecutor()
 
-    def stop_reason() -> str | None:
-        requested = run_control.STOPPED if run_control.stop_requested(run.layout) else None
-        return interrupts.stop_reason() or requested or budget.hours_exhausted(clock.elapsed())
-
+    stop_reason = partial(stop_of_waiting, run, budget, clock, interrupts)
     return ParallelExecutor(parallel, stop_reason=stop_reason, gpus=machine.visible_gpus())
+
+
+def stop_of_waiting(run: Run, budget: Budget, clock: Clock, interrupts: InterruptHandler) -> str | None:
+    """Return why a round that waits for a free slot is not to be measured any more; None: it is."""
+    requested = run_control.STOPPED if run_control.stop_requested(run.layout) else None
+    return interrupts.stop_reason() or requested or budget.hours_exhausted(clock.elapsed())
 
 
 def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:

@@ -1,14 +1,19 @@
-"""A round in a SLURM job: `work(round_dir, number)` is the function that the job calls.
+"""Rounds in a SLURM job: `work_batch` is the function that the job calls.
 
-It returns nothing: the round's files are its result, because the run that submitted the job may have ended.
+It returns nothing: the files of the rounds are its result, because the run that submitted the job may have ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from autoqec.contracts.job import JobOrder
 from autoqec.errors import AutoqecError
@@ -16,6 +21,38 @@ from autoqec.runner import runner
 from autoqec.store import atomic
 from autoqec.store.round_layout import RoundLayout
 from autoqec.system import machine, sandbox, slurm
+
+
+class RoundTimeLimitError(Exception):
+    """A round took longer than its own job would have been given; further rounds of the batch may begin."""
+
+
+def work_batch(rounds: Sequence[tuple[str, int]], begin_within_s: float) -> None:
+    """Measure rounds one after another; the failure of one does not end the others.
+
+    Args:
+        rounds: Directory and number of each round.
+        begin_within_s: Seconds until which a round is begun, after the first one; the run submits the others again.
+
+    Raises:
+        Exception: The first one that a round raised, after the last round; or at once SLURM's warning that it is going
+            to end the job.
+    """
+    from submitit.core.utils import UncompletedJobError
+
+    began, errors = time.monotonic(), list[Exception]()
+    for index, (round_dir, number) in enumerate(rounds):
+        if index > 0 and time.monotonic() - began > begin_within_s:
+            break
+        try:
+            work(round_dir, number)
+        except UncompletedJobError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def work(round_dir: str, number: int) -> None:
@@ -37,7 +74,8 @@ def work(round_dir: str, number: int) -> None:
         runner.record_failed_round(order.config, "killed_by_safety", reason, "no sandbox")
         return
     try:
-        runner.run_round(order.config, is_cancelled=is_cancelled)
+        with _time_limit(60 * slurm.minutes(order.options["time"])):
+            runner.run_round(order.config, is_cancelled=is_cancelled)
     except runner.CancelledError:
         return
     except AutoqecError as error:
@@ -47,12 +85,28 @@ def work(round_dir: str, number: int) -> None:
     except Exception as error:
         from submitit.core.utils import UncompletedJobError
 
-        # submitit raises it from the signal that SLURM sends before it kills the job.
-        if isinstance(error, UncompletedJobError) and not is_cancelled():
+        # submitit raises its error from the signal that SLURM sends before it kills the job.
+        if isinstance(error, RoundTimeLimitError | UncompletedJobError) and not is_cancelled():
             minutes = slurm.minutes(order.options["time"])
             reason = f"SLURM job {slurm.own_job_id()}: time limit of {minutes} minutes reached"
             runner.record_failed_round(order.config, "killed_by_safety", reason, "time limit")
         raise
+
+
+@contextmanager
+def _time_limit(seconds: int) -> Iterator[None]:
+    """Raise RoundTimeLimitError in the context after this time; the limit of a job with a batch is later."""
+
+    def end_round(number: int, frame: FrameType | None) -> None:
+        raise RoundTimeLimitError(f"time limit of {seconds} s reached")
+
+    previous = signal.signal(signal.SIGALRM, end_round)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def read_order(layout: RoundLayout) -> JobOrder | None:

@@ -42,9 +42,12 @@ class JobsLeftError(KeyboardInterrupt):
 
 
 class Executor(Protocol):
-    """Measures and verifies rounds. `capacity`: measurements that it accepts at once, waiting ones included."""
+    """Measures and verifies rounds."""
 
-    capacity: int
+    @property
+    def capacity(self) -> int:
+        """Measurements that it accepts at once, waiting ones included."""
+        ...
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
         """Submit the measurement of a round; `on_event` receives its progress."""

@@ -1,8 +1,6 @@
-"""Executor with one SLURM job per round; rounds that are ready together are elements of one job array.
+"""Executor with one SLURM job per round, or per batch of short rounds; what is ready together is one job array.
 
-The job order is written before the job is submitted, so that a later process finds the job; the round's files decide
-whether it finished. A verification is a job of its own (`slurm_verification`); the run's secret stays in the process
-that holds the run.
+A verification is a job of its own (`slurm_verification`); the run's secret stays in the process that holds the run.
 """
 
 from __future__ import annotations
@@ -10,41 +8,31 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autoqec.contracts.events import JobReported, OnEvent
+from autoqec.contracts.events import OnEvent
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.profiles import Profile, profile_of
-from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
-from autoqec.errors import UsageError
-from autoqec.installation import IMPORT_DIR
+from autoqec.contracts.round import RunnerConfig
 from autoqec.orchestrator import worktree
+from autoqec.orchestrator.executors.batches import batch_options, batch_size, begin_within_s
 from autoqec.orchestrator.executors.local import JobsLeftError
+from autoqec.orchestrator.executors.slurm_round import SlurmRoundFuture, enqueue, own_name
 from autoqec.orchestrator.executors.slurm_verification import SlurmVerification
 from autoqec.orchestrator.failpoint import failpoint
-from autoqec.store import atomic
 from autoqec.store.layout import shared_with_jobs
-from autoqec.store.round_files import read_contract
-from autoqec.store.round_layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine, sandbox, slurm
 from autoqec.system.container import Image
 
 if TYPE_CHECKING:
     from autoqec.contracts.verdict import VerifyReport
-    from autoqec.runner.collect import EventForwarder
     from autoqec.verification.request import VerifyRequest
 
 MAX_ARRAY = 500  # elements; clusters allow 1,001 unless configured otherwise
-BATCH_WAIT_S = 5.0  # that the first of several rounds waits for the proposals of further ones
+ARRAY_WAIT_S = 5.0  # that the first of several rounds waits for the proposals of further ones
 POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # SLURM less often, since all users share its controller
 FILE_LAG_S = 10.0  # after a job ended, until files that its node wrote are visible here
-_CAUSES: dict[str, FailureCause] = {
-    "TIMEOUT": "time limit",
-    "DEADLINE": "time limit",
-    "OUT_OF_MEMORY": "out of memory",
-}
 MARGIN_MIN, MARGIN_GB = 15, 1.0  # so that the round's own limits apply before those of the job
 
 
@@ -59,7 +47,10 @@ def fill_job_options(options: Mapping[str, str], profile: Profile, threads: int 
 
 
 class SlurmExecutor:
-    """Measures up to `slots` rounds at once, each in a SLURM job.
+    """Measures rounds in up to `slots` SLURM jobs at once.
+
+    Rounds that are predicted to be shorter than `batch_below_s` share a job, up to that duration together. They wait
+    until their number is complete, or until the run waits for a result and may have another job.
 
     Args:
         slots: Jobs at once.
@@ -67,6 +58,9 @@ class SlurmExecutor:
         image: Container image in which jobs run.
         leave: Of a detached run, whose jobs are never cancelled by an interrupt: called while a job is awaited; if it
             returns True, JobsLeftError is raised, and the next process awaits the job.
+        stop_reason: Called before rounds are submitted; if it returns a reason, `result` raises NotStartedError.
+        batch_below_s: Seconds below which rounds share a job; 0: each round has a job of its own.
+        predict_s: Predicts the seconds of a round; None: not known.
         poll_files_s: Seconds between two checks for the files of a round.
         poll_slurm_s: Seconds between two queries of SLURM.
         file_lag_s: Seconds to wait for the files of a job that has ended.
@@ -79,26 +73,39 @@ class SlurmExecutor:
         *,
         image: Image | None = None,
         leave: Callable[[], bool] | None = None,
+        stop_reason: Callable[[], str | None] = lambda: None,
+        batch_below_s: float = 0.0,
+        predict_s: Callable[[], float | None] = lambda: None,
         poll_files_s: float = POLL_FILES_S,
         poll_slurm_s: float = POLL_SLURM_S,
         file_lag_s: float = FILE_LAG_S,
     ) -> None:
-        self.capacity, self.options, self.image, self.leave = slots, dict(options or {}), image, leave
+        self.slots, self.options, self.image, self.leave = slots, dict(options or {}), image, leave
+        self.stop_reason, self._batch_below_s, self._predict_s = stop_reason, batch_below_s, predict_s
         self.poll_files_s, self.poll_slurm_s, self.file_lag_s = poll_files_s, poll_slurm_s, file_lag_s
-        self.active: list[SlurmRoundFuture] = []
-        self._ready: list[SlurmRoundFuture] = []
-        self._ready_since = 0.0
+        self.active: list[SlurmRoundFuture] = []  # in the order of their rounds
+        self.ready: list[SlurmRoundFuture] = []  # those that are not submitted
+        self._ready_since = self._flushed_at = 0.0
+
+    @property
+    def capacity(self) -> int:
+        """Rounds in progress: a batch per job."""
+        return self.slots * self._batch_size()
+
+    def _batch_size(self) -> int:
+        return batch_size(self._batch_below_s, self._predict_s()) if self._batch_below_s else 1
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> SlurmRoundFuture:
         """Write the order of a round. Its job is submitted by `flush`, together with those of further rounds."""
-        if self._ready and time.monotonic() - self._ready_since >= BATCH_WAIT_S:
-            self.flush()
+        waited_s = time.monotonic() - self._ready_since
+        if self.ready and waited_s >= ARRAY_WAIT_S:
+            self.flush(partial=waited_s >= self._batch_below_s)
         options = fill_job_options(self.options, profile_of(config.profile, config.scale), config.threads)
         if self.image is not None:
             config = config.model_copy(update={"container": self.image.sha256})
         changes_code = config.modules_dir is not None and not worktree.is_config_only(Path(config.modules_dir))
         order = JobOrder(
-            name=_own_name(config),
+            name=own_name(config),
             options=options,
             code_sha256=machine.code_sha256(),
             needs_sandbox=changes_code and not sandbox.opted_out(),
@@ -107,28 +114,89 @@ class SlurmExecutor:
         future = SlurmRoundFuture(self, order, on_event)
         future.write()
         failpoint("job_ordered")
-        if not self._ready:
-            self._ready_since = time.monotonic()
-        self._ready.append(future)
         self.active.append(future)
+        self._add_ready(future)
         return future
 
-    def flush(self) -> None:
-        """Submit the rounds that are ready as one job or array; a refusal is raised by `result` of each of them."""
-        while group := self._ready[:MAX_ARRAY]:
-            del self._ready[: len(group)]
-            enqueue(group)
+    def _add_ready(self, future: SlurmRoundFuture) -> None:
+        if not self.ready:
+            self._ready_since = time.monotonic()
+        self.ready.append(future)
+        self.ready.sort(key=lambda one: one.layout.round)
+
+    def flush(self, *, partial: bool = False, awaited: SlurmRoundFuture | None = None) -> None:
+        """Submit the rounds that are ready, while there are less than `slots` jobs; not if the run is to end.
+
+        A refusal is raised by `result` of each of them.
+
+        Args:
+            partial: Also submit a batch that is not complete.
+            awaited: The round for whose result the run waits; once it is complete, a further round will be ready.
+        """
+        self._flushed_at = time.monotonic()
+        if not self._find_jobs_of_ready() or self.stop_reason() is not None:
+            return
+        while self.ready and (elements := self._next_elements(partial, awaited)):
+            self.ready = [future for future in self.ready if not any(future in element for element in elements)]
+            options, is_batch = elements[0][0].order.options, any(len(element) > 1 for element in elements)
+            below_s = self._batch_below_s if is_batch else 0.0
+            enqueue(elements, batch_options(options, below_s), begin_within_s(below_s))
+
+    def _next_elements(self, partial: bool, awaited: SlurmRoundFuture | None) -> list[list[SlurmRoundFuture]]:
+        """Return the rounds of each element of the next array, spread so that early rounds end first."""
+        same = [future for future in self.ready if future.order.options == self.ready[0].order.options]
+        size = self._batch_size()
+        free_slots, count = self._free_slots(), len(same) // size
+        if partial and len(same) % size > 0 and not (awaited is not None and awaited.is_complete()):
+            count += 1
+        count = min(count, free_slots, MAX_ARRAY)
+        rounds = same[: count * size]
+        return [rounds[index::count] for index in range(count)]
+
+    def _free_slots(self) -> int:
+        others = [future for future in self.active if future not in self.ready and not future.is_complete()]
+        jobs = {(future.order.name, future.order.array_index) for future in others}
+        # The oldest round is awaited, and jobs of later ones may have ended without their files.
+        awaited = bool(self.ready) and self.ready[0] is self.active[0]
+        return max(self.slots - len(jobs), int(awaited))
+
+    def _find_jobs_of_ready(self) -> bool:
+        """Find out which rounds an earlier process submitted without noting it; return whether SLURM answers."""
+        for future in [future for future in self.ready if future.may_have_job]:
+            try:
+                number = future.find_job()
+            except ConnectionError as error:
+                future.report_state(slurm.Job("unreachable", why=str(error)))
+                return False
+            if number is None:
+                future.may_have_job = False
+            else:
+                self.ready.remove(future)
+                future.store_job_id(number)
+        return True
+
+    def submit_rest_of_batch(self, job_id: str) -> None:
+        """Make those rounds ready again that a job which has ended did not begin."""
+        for future in self.active:
+            unfinished = future.order.job_id == job_id and future not in self.ready and not future.is_complete()
+            if unfinished and future.claiming_job_id() is None:
+                future.may_have_job = False
+                self._add_ready(future)
 
     def attach(self, order: JobOrder, on_event: OnEvent) -> SlurmRoundFuture:
-        """Return the future of a round that an earlier process submitted."""
+        """Return the future of a round that an earlier process submitted, or was about to."""
         future = SlurmRoundFuture(self, order, on_event)
+        future.may_have_job = True
         self.active.append(future)
+        if order.job_id is None:
+            self._add_ready(future)
         return future
 
     def verify(self, request: VerifyRequest, on_event: OnEvent) -> VerifyReport:
         """Verify a candidate in a job, write its report and return it; an existing report is replayed here."""
         from autoqec.verification import verifier
 
+        self.flush(partial=True)
         options = fill_job_options(self.options, request.profile)
         python = self.python(request.round.dir, options)
         in_job = SlurmVerification(
@@ -153,188 +221,19 @@ class SlurmExecutor:
         self.image.require_unchanged()
         return self.image.python(shared_with_jobs(round_dir), gpu="gpus" in options or "gres" in options)
 
-    def while_waiting(self) -> None:
-        """Forward the progress events of all rounds that jobs measure; raises JobsLeftError if `leave` says so."""
-        if self.leave is not None and self.leave():
-            raise JobsLeftError
-        for future in self.active:
-            future.forward()
+    def while_waiting(self, awaited: SlurmRoundFuture | None = None) -> None:
+        """Forward the progress of all rounds in jobs, submit those that are ready if there is a free slot.
 
-
-class SlurmRoundFuture:
-    """A round that a SLURM job measures."""
-
-    def __init__(self, executor: SlurmExecutor, order: JobOrder, on_event: OnEvent) -> None:
-        self.executor, self.order, self._on_event = executor, order, on_event
-        self.layout = RoundLayout(Path(order.config.round_dir), order.config.round_idx)
-        self.refusal: UsageError | None = None
-        self._last_event: JobReported | None = None
-        self._events: EventForwarder | None = None
-
-    def write(self) -> None:
-        """Write the job order to the round directory."""
-        atomic.write_json(self.layout.job, self.order.dump())
-
-    def result(self) -> RoundMetrics:
-        """Wait for the round and return its metrics; without complete files, the state of the job decides.
+        Args:
+            awaited: See `flush`.
 
         Raises:
-            UsageError: SLURM rejected the job; its order is withdrawn.
+            JobsLeftError: `leave` says so.
         """
-        self.executor.flush()
-        last_query = float("-inf")
-        while (metrics := self._finished_metrics()) is None:
-            if self.refusal is not None:
-                self.executor.active.remove(self)
-                raise self.refusal
-            self.executor.while_waiting()
-            if time.monotonic() - last_query >= self.executor.poll_slurm_s:
-                job_status = self._query_job()
-                last_query = time.monotonic()
-                if job_status.life in ("ended", "gone"):
-                    metrics = self._final_metrics(job_status)
-                    break
-            time.sleep(self.executor.poll_files_s)
-        self.executor.active.remove(self)
-        return metrics
-
-    def cancel(self) -> None:
-        """Cancel the job and withdraw its order; a completed round, or any of a detached run, is left as it is."""
-        if self.executor.leave is not None or self._finished_metrics() is not None:
-            return
-        with suppress(ConnectionError):
-            number = self.order.job_id or slurm.find_job(self.order.name, self.order.array_index)
-            if number is not None:
-                slurm.cancel(number)
-        self.withdraw_order()
-
-    def withdraw_order(self) -> None:
-        """Delete the job order: a job that starts later exits at once, and recovery closes the round."""
-        with atomic.storage_errors(self.layout.job):
-            self.layout.job.unlink(missing_ok=True)
-        atomic.fsync_dir(self.layout.dir)
-
-    def forward(self) -> None:
-        """Forward the progress events of the round's child, if its files are visible on this machine."""
-        from autoqec.runner.collect import EventForwarder
-        from autoqec.runner.spec import SCRATCH_DIR
-
-        if self._events is None:
-            self._events = EventForwarder(self.layout.dir / SCRATCH_DIR / "out", self.layout.round, self._on_event)
-        self._events.forward()
-
-    def _finished_metrics(self) -> RoundMetrics | None:
-        """Return the metrics if the round is complete: the pointer in the worktree is the last file that it writes."""
-        worktree_dir = self.order.config.code_cwd
-        if worktree_dir is None or not (Path(worktree_dir) / pointer_on_branch(self.layout.round)).exists():
-            return None
-        return read_contract(self.layout.metrics, RoundMetrics)
-
-    def _query_job(self) -> slurm.Job:
-        """Return the state of the job; an order without a job id gets the id of its job, or is submitted."""
-        from autoqec.runner import job
-
-        try:
-            if self.order.job_id is None:
-                found = slurm.find_job(self.order.name, self.order.array_index)
-                number = job.claiming_job_id(self.layout) or found
-                if number is None:
-                    enqueue([self])
-                else:
-                    self.store_job_id(number)
-        except ConnectionError as error:
-            job_status = slurm.Job("unreachable", why=str(error))
-        else:
-            job_status = slurm.query_job(str(self.order.job_id))
-        self._report_state(job_status)
-        return job_status
-
-    def store_job_id(self, number: str) -> None:
-        """Write the id of the job to the order."""
-        self.order = self.order.model_copy(update={"job_id": number})
-        self.write()
-
-    def _report_state(self, job_status: slurm.Job) -> None:
-        phase = {"PENDING": "queued", "RUNNING": "running"}.get(
-            job_status.state, job_status.state.lower() or job_status.life
-        )
-        event = JobReported(
-            round=self.layout.round,
-            job=self.order.job_id,
-            state=job_status.state or job_status.life,
-            why=job_status.why,
-            phase=phase,
-        )
-        if event != self._last_event:
-            self._last_event = event
-            self._on_event(event)
-
-    def _final_metrics(self, job_status: slurm.Job) -> RoundMetrics:
-        """Return the metrics of a job that has ended, once its files are visible; otherwise record a failed round."""
-        from autoqec.runner import runner
-
-        deadline = time.monotonic() + self.executor.file_lag_s
-        while (metrics := self._finished_metrics()) is None and time.monotonic() < deadline:
-            time.sleep(self.executor.poll_files_s)
-        if metrics is not None:
-            return metrics
-        over_limit = job_status.state in slurm.LIMIT_STATES
-        return runner.record_failed_round(
-            self.order.config,
-            "killed_by_safety" if over_limit else "train_error",
-            self._failure_reason(job_status),
-            _CAUSES.get(job_status.state, "crash"),
-        )
-
-    def _failure_reason(self, job_status: slurm.Job) -> str:
-        from autoqec.runner.round_process import last_log_line
-
-        number, options = self.order.job_id, self.order.options
-        if job_status.life == "gone":
-            message = f"SLURM no longer knows job {number}, which left no result"
-            return f"{message} ({job_status.why})" if job_status.why else message
-        limits = {
-            "TIMEOUT": f", asked for time={options['time']}",
-            "OUT_OF_MEMORY": f", asked for mem={options['mem']}",
-        }
-        message = (
-            f"SLURM job {number} ended {job_status.state}{limits.get(job_status.state, '')} "
-            f"({job_status.why}) and left no result"
-        )
-        return message + last_log_line(Path(self.order.log_dir or self.layout.job_dir) / f"{number}_0_log.out")
-
-
-def enqueue(group: list[SlurmRoundFuture]) -> None:
-    """Submit rounds as one job, or as one array, and store the ids; a refusal withdraws all orders."""
-    from autoqec.runner import job
-
-    first = group[0]
-    name, folder = _own_name(first.order.config), first.layout.job_dir
-    for index, future in enumerate(group):
-        element = index if len(group) > 1 else None
-        placed = {"name": name, "array_index": element, "log_dir": None if element is None else str(folder)}
-        if placed != future.order.model_dump(include=set(placed)):
-            future.order = future.order.model_copy(update=placed)
-            future.write()
-    arguments = [(str(future.layout.dir), future.layout.round) for future in group]
-    options = first.order.options
-    try:
-        python = first.executor.python(first.layout.dir, options)
-        numbers = slurm.submit(
-            job.work, arguments, folder=folder, name=name, options=options, package=IMPORT_DIR, python=python
-        )
-    except BaseException as error:
-        for future in group:
-            future.withdraw_order()
-            future.refusal = error if isinstance(error, UsageError) else None
-        if isinstance(error, UsageError):
-            return
-        raise
-    failpoint("job_queued")
-    for future, number in zip(group, numbers, strict=True):
-        future.store_job_id(number)
-    failpoint("job_numbered")
-
-
-def _own_name(config: RunnerConfig) -> str:
-    return f"autoqec-{config.round_idx}-{config.round_attempt_id}"
+        if self.leave is not None and self.leave():
+            raise JobsLeftError
+        if self.ready and time.monotonic() - self._flushed_at >= self.poll_slurm_s:
+            self.flush(partial=True, awaited=awaited)
+        for future in self.active:
+            if future not in self.ready:
+                future.forward()

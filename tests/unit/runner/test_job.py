@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,94 @@ def test_slurms_warning_ends_the_round_with_its_limit(
     metrics = read_contract(layout.metrics, RoundMetrics)
     assert metrics is not None and metrics.status == "killed_by_safety"
     assert metrics.status_reason == f"SLURM job {os.environ['SLURM_JOB_ID']}: time limit of 5 minutes reached"
+
+
+def batch(env_text: str, tmp_path: Path, *names: str, **more: Any) -> list[RoundLayout]:
+    configs = [config_for(env_text, tmp_path / name, NONE) for name in names]
+    return [ordered(env_text, tmp_path / name, config=one, **more) for name, one in zip(names, configs, strict=True)]
+
+
+def work_batch(layouts: list[RoundLayout], begin_within_s: float = 60.0) -> list[RoundMetrics | None]:
+    try:
+        job.work_batch([(str(layout.dir), 1) for layout in layouts], begin_within_s)
+    finally:
+        found = [read_contract(layout.metrics, RoundMetrics) for layout in layouts]
+    return found
+
+
+@pytest.mark.long
+def test_rounds_of_a_batch_have_the_results_of_single_jobs(env_text: str, tmp_path: Path) -> None:
+    loose = {
+        "checkpoint_path", "training_log_path", "train_wallclock_s", "eval_wallclock_s", "rss_peak_gb",
+        "measurement_started_at", "measurement_finished_at",
+    }  # fmt: skip
+    configs = [{**SMALL, "mlp": {"hidden": hidden}} for hidden in (4, 6)]
+    found: list[list[dict[str, Any]]] = []
+    for place in ("alone", "together"):
+        (tmp_path / place).mkdir()
+        layouts = [
+            ordered(env_text, round_dir, config=config_for(env_text, round_dir, config))
+            for round_dir, config in zip((tmp_path / place / "a", tmp_path / place / "b"), configs, strict=True)
+        ]
+        metrics = [measured(layout) for layout in layouts] if place == "alone" else work_batch(layouts)
+        assert [one and one.status for one in metrics] == ["ok", "ok"]
+        found.append([one.model_dump(exclude=loose) for one in metrics if one is not None])
+    assert found[0] == found[1]
+
+
+def test_failure_of_a_round_does_not_end_its_batch(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layouts, real = batch(env_text, tmp_path, "one", "two", "three"), job.runner.run_round
+
+    def run_round(config: Any, **more: Any) -> RoundMetrics:
+        if config.round_dir.endswith("two"):
+            raise ZeroDivisionError("a defect")
+        return real(config, **more)
+
+    monkeypatch.setattr(job.runner, "run_round", run_round)
+    with pytest.raises(ZeroDivisionError):
+        work_batch(layouts)
+    found = [read_contract(layout.metrics, RoundMetrics) for layout in layouts]
+    assert [one and one.status for one in found] == ["compile_error", None, "compile_error"]
+    assert "a defect" in capsys.readouterr().err
+
+
+def test_each_round_of_a_batch_has_its_own_time_limit(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts, real, alarms = batch(env_text, tmp_path, "one", "two"), job.runner.run_round, list[int]()
+    monkeypatch.setattr(job.signal, "alarm", alarms.append)
+
+    def run_round(config: Any, **more: Any) -> RoundMetrics:
+        if config.round_dir.endswith("one"):
+            signal.raise_signal(signal.SIGALRM)
+        return real(config, **more)
+
+    monkeypatch.setattr(job.runner, "run_round", run_round)
+    with pytest.raises(job.RoundTimeLimitError):
+        work_batch(layouts)
+    first, second = (read_contract(layout.metrics, RoundMetrics) for layout in layouts)
+    assert first is not None and second is not None and second.status == "compile_error"
+    assert first.status == "killed_by_safety" and "time limit of 5 minutes reached" in str(first.status_reason)
+    assert alarms == [300, 0, 300, 0]
+
+
+def test_batch_begins_no_round_after_its_time(env_text: str, tmp_path: Path) -> None:
+    first, second = batch(env_text, tmp_path, "one", "two")
+    found = work_batch([first, second], begin_within_s=-1.0)
+    assert found[0] is not None and found[1] is None and job.claiming_job_id(second) is None
+
+
+def test_slurms_warning_ends_the_batch(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from submitit.core.utils import UncompletedJobError
+
+    def warned(config: Any, **more: Any) -> None:
+        raise UncompletedJobError("timed-out and not checkpointable")
+
+    first, second = batch(env_text, tmp_path, "one", "two")
+    monkeypatch.setattr(job.runner, "run_round", warned)
+    with pytest.raises(UncompletedJobError):
+        work_batch([first, second])
+    metrics = read_contract(first.metrics, RoundMetrics)
+    assert metrics is not None and metrics.status == "killed_by_safety" and job.claiming_job_id(second) is None

@@ -1,0 +1,277 @@
+"""A round that a SLURM job measures, alone or one after another with the further rounds of a batch.
+
+The job order is written before the job is submitted, so that a later process finds the job; the round's files decide
+whether it finished.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from autoqec.contracts.events import JobReported, OnEvent
+from autoqec.contracts.job import JobOrder
+from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
+from autoqec.errors import UsageError
+from autoqec.installation import IMPORT_DIR
+from autoqec.orchestrator.executors.local import NotStartedError
+from autoqec.orchestrator.failpoint import failpoint
+from autoqec.store import atomic
+from autoqec.store.round_files import read_contract
+from autoqec.store.round_layout import RoundLayout, pointer_on_branch
+from autoqec.system import slurm
+
+if TYPE_CHECKING:
+    from autoqec.runner.collect import EventForwarder
+
+_CAUSES: dict[str, FailureCause] = {
+    "TIMEOUT": "time limit",
+    "DEADLINE": "time limit",
+    "OUT_OF_MEMORY": "out of memory",
+}
+
+
+class RoundJobs(Protocol):
+    """What a round needs of its executor, which is documented in `executors.slurm`."""
+
+    leave: Callable[[], bool] | None
+    stop_reason: Callable[[], str | None]
+    poll_files_s: float
+    poll_slurm_s: float
+    file_lag_s: float
+    active: list[SlurmRoundFuture]
+    ready: list[SlurmRoundFuture]
+
+    def flush(self) -> None:
+        """Submit the batches that are complete."""
+        ...
+
+    def while_waiting(self, awaited: SlurmRoundFuture) -> None:
+        """Do what is due while the run waits for a round."""
+        ...
+
+    def submit_rest_of_batch(self, job_id: str) -> None:
+        """Make those rounds ready again that a job which has ended did not begin."""
+        ...
+
+    def python(self, round_dir: Path, options: Mapping[str, str]) -> str | None:
+        """Return the command of the Python in the container; None without one."""
+        ...
+
+
+class SlurmRoundFuture:
+    """A round that a SLURM job measures."""
+
+    def __init__(self, executor: RoundJobs, order: JobOrder, on_event: OnEvent) -> None:
+        self.executor, self.order, self._on_event = executor, order, on_event
+        self.layout = RoundLayout(Path(order.config.round_dir), order.config.round_idx)
+        self.refusal: UsageError | None = None
+        self.may_have_job = False
+        self._last_event: JobReported | None = None
+        self._events: EventForwarder | None = None
+
+    def write(self) -> None:
+        """Write the job order to the round directory."""
+        atomic.write_json(self.layout.job, self.order.dump())
+
+    def place(self, name: str, array_index: int | None, position: int, log_dir: Path | None) -> None:
+        """Write to the order which job is going to have the round."""
+        self.may_have_job = True
+        log_path = None if log_dir is None else str(log_dir)
+        placed = {"name": name, "array_index": array_index, "position": position, "job_id": None, "log_dir": log_path}
+        if placed != self.order.model_dump(include=set(placed)):
+            self.order = self.order.model_copy(update=placed)
+            self.write()
+
+    def result(self) -> RoundMetrics:
+        """Wait for the round and return its metrics; without complete files, the state of the job decides.
+
+        Raises:
+            UsageError: SLURM rejected the job; its order is withdrawn.
+            NotStartedError: The run was asked to end before a job had the round; its order is withdrawn.
+        """
+        executor = self.executor
+        executor.flush()
+        last_query = float("-inf")
+        while (metrics := self._finished_metrics()) is None:
+            executor.while_waiting(self)
+            if self.refusal is not None:
+                executor.active.remove(self)
+                raise self.refusal
+            if self in executor.ready:
+                self._require_wanted()
+            elif time.monotonic() - last_query >= executor.poll_slurm_s:
+                job_status = self._query_job()
+                last_query = time.monotonic()
+                if job_status.life in ("ended", "gone") and (metrics := self._final_metrics(job_status)) is not None:
+                    break
+            time.sleep(executor.poll_files_s)
+        executor.active.remove(self)
+        return metrics
+
+    def _require_wanted(self) -> None:
+        """Raise NotStartedError if the run was asked to end, since no job has this round."""
+        reason = None if self.may_have_job else self.executor.stop_reason()
+        if reason is not None:
+            self.executor.ready.remove(self)
+            self.executor.active.remove(self)
+            self.withdraw_order()
+            raise NotStartedError(reason)
+
+    def cancel(self) -> None:
+        """Cancel the job and withdraw its order; a completed round, or any of a detached run, is left as it is."""
+        if self.executor.leave is not None or self._finished_metrics() is not None:
+            return
+        with suppress(ConnectionError):
+            number = self.find_job() if self.may_have_job else None
+            if number is not None:
+                slurm.cancel(number)
+        self.withdraw_order()
+
+    def find_job(self) -> str | None:
+        """Return the id of the round's job; None if there is none.
+
+        Raises:
+            ConnectionError: SLURM does not answer.
+        """
+        known = self.order.job_id or self.claiming_job_id()
+        return known or slurm.find_job(self.order.name, self.order.array_index)
+
+    def claiming_job_id(self) -> str | None:
+        """Return the id of the job that began the round; None if none has."""
+        from autoqec.runner import job
+
+        return job.claiming_job_id(self.layout)
+
+    def withdraw_order(self) -> None:
+        """Delete the job order: a job that starts later exits at once, and recovery closes the round."""
+        with atomic.storage_errors(self.layout.job):
+            self.layout.job.unlink(missing_ok=True)
+        atomic.fsync_dir(self.layout.dir)
+
+    def forward(self) -> None:
+        """Forward the progress events of the round's child, if its files are visible on this machine."""
+        from autoqec.runner.collect import EventForwarder
+        from autoqec.runner.spec import SCRATCH_DIR
+
+        if self._events is None:
+            self._events = EventForwarder(self.layout.dir / SCRATCH_DIR / "out", self.layout.round, self._on_event)
+        self._events.forward()
+
+    def is_complete(self) -> bool:
+        """Return whether the round left all of its files; the last one is the pointer in the worktree."""
+        worktree_dir = self.order.config.code_cwd
+        return worktree_dir is not None and (Path(worktree_dir) / pointer_on_branch(self.layout.round)).exists()
+
+    def _finished_metrics(self) -> RoundMetrics | None:
+        return read_contract(self.layout.metrics, RoundMetrics) if self.is_complete() else None
+
+    def _query_job(self) -> slurm.Job:
+        job_status = slurm.query_job(str(self.order.job_id))
+        self.report_state(job_status)
+        return job_status
+
+    def store_job_id(self, number: str) -> None:
+        """Write the id of the job to the order."""
+        self.order = self.order.model_copy(update={"job_id": number})
+        self.write()
+
+    def report_state(self, job_status: slurm.Job) -> None:
+        """Emit an event if the state of the job changed."""
+        phase = {"PENDING": "queued", "RUNNING": "running"}.get(
+            job_status.state, job_status.state.lower() or job_status.life
+        )
+        event = JobReported(
+            round=self.layout.round,
+            job=self.order.job_id,
+            state=job_status.state or job_status.life,
+            why=job_status.why,
+            phase=phase,
+        )
+        if event != self._last_event:
+            self._last_event = event
+            self._on_event(event)
+
+    def _final_metrics(self, job_status: slurm.Job) -> RoundMetrics | None:
+        """Return the metrics of a job that has ended, once its files are visible; otherwise record a failed round.
+
+        None: the job ended before it came to this round of its batch, which is submitted again. The job of a first
+        round that was not begun cannot have worked, and a cancelled one is not to be repeated.
+        """
+        from autoqec.runner import runner
+
+        deadline = time.monotonic() + self.executor.file_lag_s
+        while (metrics := self._finished_metrics()) is None and time.monotonic() < deadline:
+            time.sleep(self.executor.poll_files_s)
+        if metrics is not None:
+            return metrics
+        if self.order.position > 0 and job_status.state != "CANCELLED" and self.claiming_job_id() is None:
+            self.executor.submit_rest_of_batch(str(self.order.job_id))
+            return None
+        over_limit = job_status.state in slurm.LIMIT_STATES
+        return runner.record_failed_round(
+            self.order.config,
+            "killed_by_safety" if over_limit else "train_error",
+            self._failure_reason(job_status),
+            _CAUSES.get(job_status.state, "crash"),
+        )
+
+    def _failure_reason(self, job_status: slurm.Job) -> str:
+        from autoqec.runner.round_process import last_log_line
+
+        number, options = self.order.job_id, self.order.options
+        if job_status.life == "gone":
+            message = f"SLURM no longer knows job {number}, which left no result"
+            return f"{message} ({job_status.why})" if job_status.why else message
+        limits = {
+            "TIMEOUT": f", --slurm time={options['time']}",
+            "OUT_OF_MEMORY": f", --slurm mem={options['mem']}",
+        }
+        message = (
+            f"SLURM job {number} ended {job_status.state}{limits.get(job_status.state, '')} "
+            f"({job_status.why}) and left no result"
+        )
+        return message + last_log_line(Path(self.order.log_dir or self.layout.job_dir) / f"{number}_0_log.out")
+
+
+def enqueue(elements: Sequence[Sequence[SlurmRoundFuture]], options: Mapping[str, str], begin_within_s: float) -> None:
+    """Submit rounds as one job, or as one array, and store the ids; a refusal withdraws all orders.
+
+    Args:
+        elements: For each element of the array the rounds that it measures, one after another.
+        options: SLURM options of the elements.
+        begin_within_s: Seconds after its start until which an element begins a further round.
+    """
+    from autoqec.runner import job
+
+    first, rounds = elements[0][0], [future for element in elements for future in element]
+    name, folder = own_name(first.order.config), first.layout.job_dir
+    for index, element in enumerate(elements):
+        for position, future in enumerate(element):
+            future.place(name, index if len(elements) > 1 else None, position, None if len(rounds) == 1 else folder)
+    arguments = [([(str(one.layout.dir), one.layout.round) for one in element], begin_within_s) for element in elements]
+    try:
+        python = first.executor.python(first.layout.dir, options)
+        numbers = slurm.submit(
+            job.work_batch, arguments, folder=folder, name=name, options=options, package=IMPORT_DIR, python=python
+        )
+    except BaseException as error:
+        for future in rounds:
+            future.withdraw_order()
+            future.refusal = error if isinstance(error, UsageError) else None
+        if isinstance(error, UsageError):
+            return
+        raise
+    failpoint("job_queued")
+    for element, number in zip(elements, numbers, strict=True):
+        for future in element:
+            future.store_job_id(number)
+    failpoint("job_numbered")
+
+
+def own_name(config: RunnerConfig) -> str:
+    """Return the name of a job whose first round this is; a round is the first one of at most one accepted job."""
+    return f"autoqec-{config.round_idx}-{config.round_attempt_id}"

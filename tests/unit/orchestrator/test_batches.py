@@ -1,0 +1,233 @@
+"""Several short rounds in one SLURM job, with fake SLURM commands and a Runner that returns at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.history import HistoryRow
+from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
+from autoqec.orchestrator.executors import slurm, slurm_round
+from autoqec.orchestrator.executors.batches import MAX_BATCH, RoundDuration, batch_options, batch_size
+from autoqec.orchestrator.executors.slurm import SlurmExecutor
+from autoqec.orchestrator.loop import Roles, Run, resume_run, run_rounds, start_run, stop_of_waiting
+from autoqec.runner import job
+from autoqec.store import run_control
+from tests.crash import canned, driver
+from tests.crash.starts import ENV
+from tests.support import batch_worker
+from tests.support.clusters import Cluster, fake_slurm
+
+LOOSE = (
+    "round_attempt_id", "branch", "commit_sha", "checkpoint_path", "started_at", "finished_at",
+    "proposal_wallclock_s", "setup_wallclock_s", "measurement_started_at", "measurement_finished_at",
+)  # fmt: skip
+
+
+class OrchestratorKilled(BaseException):
+    """Ends the loop without any clean-up, as SIGKILL would."""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    cluster = fake_slurm(tmp_path / "fake")
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    canned.install(monkeypatch.setattr)
+    monkeypatch.setattr(job, "work_batch", batch_worker.work_batch)
+    monkeypatch.setattr(slurm, "ARRAY_WAIT_S", 600.0)  # rounds are ready together however slow the machine is
+    yield cluster
+    for number, state in cluster.jobs().items():
+        if state in ("PENDING", "RUNNING"):
+            cluster.ask("scancel", number)
+
+
+def roles() -> Roles:
+    return Roles(
+        lambda view: driver.scripted(set(), view),
+        coder=driver.literal,
+        analyst=lambda view: driver.nominate(view, verdict="ignore"),
+    )
+
+
+def new_run(tmp_path: Path) -> Run:
+    make_workspace(tmp_path / "workspace", ENV)
+    return start_run(tmp_path / "workspace" / "env.yaml", tmp_path / "workspace", "smoke", 1, "tpe", roles=roles())
+
+
+def executor(run: Run, below_s: float, slots: int = 1, **more: Any) -> SlurmExecutor:
+    given = {"poll_files_s": 0.05, "poll_slurm_s": 0.2, "file_lag_s": 0.5, "predict_s": RoundDuration(run), **more}
+    return SlurmExecutor(slots, {"mem": "1G"}, batch_below_s=below_s, **given)
+
+
+def when_waiting(cluster: SlurmExecutor, action: Callable[[], None]) -> SlurmExecutor:
+    """Have the executor call `action` whenever it waits."""
+    while_waiting = cluster.while_waiting
+
+    def acting(*awaited: Any) -> None:
+        action()
+        while_waiting(*awaited)
+
+    cluster.while_waiting = acting
+    return cluster
+
+
+def jobs_of(run: Run, rows: list[HistoryRow]) -> list[str | None]:
+    """Return the job that began each round."""
+    return [job.claiming_job_id(run.layout.round(row.round)) for row in rows]
+
+
+def statuses(rows: list[HistoryRow]) -> list[tuple[int, str]]:
+    return [(row.round, row.status) for row in rows]
+
+
+def test_size_of_a_batch_follows_from_the_predicted_duration() -> None:
+    assert [batch_size(60.0, seconds) for seconds in (None, 90.0, 60.0, 59.0, 20.0, 11.0)] == [1, 1, 1, 2, 3, 6]
+    assert batch_size(60.0, 0.0) == batch_size(1e6, 1.0) == MAX_BATCH
+    assert batch_options({"time": "01:00:00", "mem": "1G"}, 90.0) == {"time": "63", "mem": "1G"}
+    assert batch_options({"time": "01:00:00"}, 0.0) == {"time": "01:00:00"}
+
+
+def test_short_rounds_share_a_job_and_give_the_rows_of_single_jobs(tmp_path: Path, fake: Cluster) -> None:
+    """The first round is measured alone; its 200 s predict that three rounds fill 500."""
+    found: dict[float, list[dict[str, Any]]] = {}
+    for below_s, jobs in ((0.0, ["1", "2", "3", "4", "5", "6", "7"]), (500.0, ["8", "9", "9", "9", "10", "10", "10"])):
+        with new_run(tmp_path / f"{below_s:g}") as run:
+            run_rounds(run, 7, executor=executor(run, below_s))
+            rows = run.memory.history.rows()
+        assert statuses(rows) == [(number, "ok") for number in range(1, 8)]
+        assert jobs_of(run, rows) == jobs
+        assert len({row.round_attempt_id for row in rows}) == 7
+        found[below_s] = [{key: value for key, value in row.dump().items() if key not in LOOSE} for row in rows]
+    for alone, together in zip(found[0.0], found[500.0], strict=True):
+        assert {key for key in alone if alone[key] != together[key]} == set()
+    assert len(fake.jobs()) == 10
+    times = [fake_time(fake, number) for number in ("7", "8", "9")]
+    assert times == [17, 17, 34], "a job with a batch has the time of a round after the last one that it may begin"
+
+
+def fake_time(fake: Cluster, number: str) -> int:
+    assert fake.conf is not None
+    return int(json.loads((fake.conf.parent / f"job_{number}" / "job.json").read_text())["options"]["time"])
+
+
+def test_batches_are_elements_of_an_array_whose_first_rounds_are_the_oldest(tmp_path: Path, fake: Cluster) -> None:
+    with new_run(tmp_path) as run:
+        run_rounds(run, 6, executor=executor(run, 500.0, slots=2, predict_s=lambda: 200.0))
+        assert jobs_of(run, run.memory.history.rows()) == ["1_0", "1_1", "1_0", "1_1", "1_0", "1_1"]
+
+
+def blocked_batch(run: Run, blocked: int, action: Callable[[str], None]) -> SlurmExecutor:
+    """Return an executor of batches of three; call `action(job)` once, when the blocked round began in its job."""
+    block = batch_worker.blocker(run.layout.root, blocked)
+    block.touch()
+
+    def act() -> None:
+        number = job.claiming_job_id(run.layout.round(blocked))
+        if number is not None and block.exists():
+            action(number)
+            block.unlink()
+
+    return when_waiting(executor(run, 500.0, predict_s=lambda: 200.0), act)
+
+
+def test_cancelled_job_fails_only_the_rounds_that_did_not_finish(tmp_path: Path, fake: Cluster) -> None:
+    with new_run(tmp_path) as run:
+        run_rounds(run, 4, executor=blocked_batch(run, 2, lambda number: fake.ask("scancel", number) and None))
+        rows = run.memory.history.rows()
+    assert statuses(rows) == [(1, "ok"), (2, "train_error"), (3, "train_error"), (4, "ok")]
+    assert all("SLURM job 1 ended CANCELLED" in str(row.status_reason) for row in rows[1:3])
+    assert fake.jobs() == {"1": "CANCELLED", "2": "COMPLETED"}
+
+
+def test_rounds_that_a_lost_job_did_not_begin_are_submitted_again(tmp_path: Path, fake: Cluster) -> None:
+    with new_run(tmp_path) as run:
+        run_rounds(run, 3, executor=blocked_batch(run, 2, lambda number: fake.lose(number, "NODE_FAIL")))
+        rows = run.memory.history.rows()
+    assert statuses(rows) == [(1, "ok"), (2, "train_error"), (3, "ok")]
+    assert "SLURM job 1 ended NODE_FAIL" in str(rows[1].status_reason)
+    assert jobs_of(run, rows) == ["1", "1", "2"]
+
+
+def test_job_that_could_not_begin_any_round_fails_them(
+    tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "work_batch", exit)
+    with new_run(tmp_path) as run:
+        run_rounds(run, 2, executor=executor(run, 500.0, predict_s=lambda: 200.0))
+        rows = run.memory.history.rows()
+    assert statuses(rows) == [(1, "train_error"), (2, "train_error")] and len(fake.jobs()) == 2
+
+
+def killed(run: Run, cluster: SlurmExecutor, rounds: int) -> None:
+    with pytest.raises(OrchestratorKilled), run:
+        run_rounds(run, rounds, executor=cluster)
+
+
+def resumed(run: Run, rounds: int) -> list[HistoryRow]:
+    with resume_run(run.info.run_id, run.layout.root.parents[1], roles=roles()) as again:
+        run_rounds(again, rounds, executor=executor(again, 500.0, predict_s=lambda: 200.0))
+        return again.memory.history.rows()
+
+
+def test_batch_survives_the_process_that_submitted_it(tmp_path: Path, fake: Cluster) -> None:
+    """Killed while round 2 of the batch 1 to 3 runs, and round 4 waits for a batch of its own."""
+    run = new_run(tmp_path)
+
+    def kill(number: str) -> None:
+        if run.layout.round(4).job.exists():
+            batch_worker.blocker(run.layout.root, 2).unlink()
+            raise OrchestratorKilled
+
+    block = batch_worker.blocker(run.layout.root, 2)
+    block.touch()
+    killed(run, when_waiting(executor(run, 500.0, predict_s=lambda: 200.0), lambda: kill("")), 6)
+    assert job.claiming_job_id(run.layout.round(4)) is None
+    rows = resumed(run, 6)
+    assert statuses(rows) == [(number, "ok") for number in range(1, 7)]
+    assert jobs_of(run, rows) == ["1", "1", "1", "2", "2", "2"], "nothing ran twice, and waiting rounds are a batch"
+
+
+@pytest.mark.parametrize(("point", "jobs"), [("job_queued", ["1", "1", "1"]), ("job_ordered", ["1", "1", "1"])])
+def test_kill_between_order_and_submission_of_a_batch_makes_one_job(
+    tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch, point: str, jobs: list[str]
+) -> None:
+    def kill(name: str) -> None:
+        if name == point:
+            raise OrchestratorKilled
+
+    run = new_run(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm_round, "failpoint", kill)
+        patched.setattr(slurm, "failpoint", kill)
+        killed(run, executor(run, 500.0, predict_s=lambda: 200.0), 3)
+    rows = resumed(run, 3)
+    assert statuses(rows) == [(1, "ok"), (2, "ok"), (3, "ok")] and jobs_of(run, rows) == jobs
+
+
+def test_second_interrupt_cancels_the_batch_and_all_of_its_rounds(tmp_path: Path, fake: Cluster) -> None:
+    def interrupt(number: str) -> None:
+        raise KeyboardInterrupt
+
+    run = new_run(tmp_path)
+    with pytest.raises(KeyboardInterrupt), run:
+        run_rounds(run, 4, executor=blocked_batch(run, 2, interrupt))
+    assert fake.jobs() == {"1": "CANCELLED"}
+    assert not any(run.layout.round(number).job.exists() for number in (2, 3, 4))
+
+
+def test_stop_request_rejects_the_rounds_that_wait_for_a_batch(tmp_path: Path, fake: Cluster) -> None:
+    with new_run(tmp_path) as run:
+        cluster = blocked_batch(run, 2, lambda number: run_control.request_stop(run.layout))
+        cluster.stop_reason = partial(stop_of_waiting, run, Budget(), Clock(), InterruptHandler())
+        outcome = run_rounds(run, 9, executor=cluster)
+        rows = run.memory.history.rows()
+    assert statuses(rows) == [(1, "ok"), (2, "ok"), (3, "ok"), (4, "orphaned_branch")]
+    assert run_control.STOPPED in str(rows[-1].status_reason) and outcome.stop_reason == run_control.STOPPED
+    assert list(fake.jobs()) == ["1"]
