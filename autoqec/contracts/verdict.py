@@ -124,6 +124,9 @@ class Guard(Contract):
     evidence: str = Field(description="figures that it decided on")
 
 
+LatencyScope = Literal["decoder", "requests"]
+
+
 class Latency(Contract):
     """Quantiles of the time from one shot's detection events to its predictions."""
 
@@ -131,6 +134,11 @@ class Latency(Contract):
     p50: float = Field(description="median")
     p99: float = Field(description="99% of the shots took at most this")
     p999: float = Field(description="99.9% of the shots took at most this")
+    scope: LatencyScope = Field(
+        default="requests",
+        description="decoder: gate, network and matching in one process, as `autoqec decode` runs them; requests: with "
+        "a request to the sandbox for every shot that the network decodes (of branch code, and of earlier reports)",
+    )
 
 
 class Cost(Contract):
@@ -170,7 +178,7 @@ class Cost(Contract):
     )
     latency_us: Latency | None = Field(
         default=None,
-        description="elapsed time of single shots in us, requests to the candidate process included",
+        description="elapsed time of single shots in us; `scope` says what it includes",
     )
     cpu_model: str | None = Field(default=None, description="processor on which the times were measured")
 

@@ -108,6 +108,11 @@ class CheckpointDecoder:
         decoder.other_circuit = True
         return decoder
 
+    @classmethod
+    def of_model(cls, model: Predecoder, problem: Problem, path: Path = Path("checkpoint.pt")) -> CheckpointDecoder:
+        """Decode with a predecoder on the problem that it was loaded for; errors name `path`."""
+        return cls(problem, problem, model, np.arange(problem.variables(model.output_mode).n_edges), path)
+
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
         """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables].
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem
 from autoqec.qec.timing import cpu_timed, latency_quantiles
 
-WARM_UP_SHOTS = 20  # caches and lazily built tables; not measured
+WARM_UP_SHOTS, WARM_UP_S = 20, 1.0  # caches and lazily built tables, until the first of them; not measured
 REPEATS, ENOUGH_CPU_S = 5, 2.0  # of the prediction of a time ratio, which ends at the first of them
 
 Decode = Callable[[np.ndarray], np.ndarray]
@@ -49,15 +50,39 @@ def measure_latency(decode: Decode, detection_events: np.ndarray) -> Latency:
         decode: Maps bit-packed detection events to predictions.
         detection_events: uint8 [n, ceil(n_detectors / 8)], n >= 1.
     """
+    _, elapsed_us = decode_one_by_one(decode, detection_events)
+    _, batch_s = cpu_timed(decode, detection_events)
+    return Latency(len(detection_events), *latency_quantiles(elapsed_us), 1e6 * batch_s / len(detection_events))
+
+
+def decode_one_by_one(
+    decode: Decode, detection_events: np.ndarray, limit_s: float = math.inf
+) -> tuple[np.ndarray, np.ndarray]:
+    """Decode shots one by one, at least one, until a time limit.
+
+    Args:
+        decode: Maps bit-packed detection events to predictions.
+        detection_events: uint8 [n, ceil(n_detectors / 8)], n >= 1.
+        limit_s: No shot is begun later; warming up is not counted.
+
+    Returns:
+        Predictions of the first k shots, bool [k, n_observables], and their elapsed times in us, float64 [k].
+    """
+    start_s = time.perf_counter()
     for index in range(min(WARM_UP_SHOTS, len(detection_events))):
         decode(detection_events[index : index + 1])
-    times = np.empty(len(detection_events))
+        if time.perf_counter() - start_s > WARM_UP_S:
+            break
+    predictions: list[np.ndarray] = []
+    times_ns: list[int] = []
+    deadline_ns = time.perf_counter_ns() + 1e9 * limit_s
     for index in range(len(detection_events)):
-        start = time.perf_counter_ns()
-        decode(detection_events[index : index + 1])
-        times[index] = time.perf_counter_ns() - start
-    _, batch_s = cpu_timed(decode, detection_events)
-    return Latency(len(detection_events), *latency_quantiles(times / 1e3), 1e6 * batch_s / len(detection_events))
+        start_ns = time.perf_counter_ns()
+        if start_ns > deadline_ns and predictions:
+            break
+        predictions.append(decode(detection_events[index : index + 1]))
+        times_ns.append(time.perf_counter_ns() - start_ns)
+    return np.concatenate(predictions), np.array(times_ns) / 1e3
 
 
 def compare_latency(decoder: CheckpointDecoder, detection_events: np.ndarray) -> dict[str, Latency]:

@@ -5,7 +5,6 @@ Memory: two chunks at a time.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.verdict import (
     REPORT_VERSION,
-    Latency,
     PairedCounts,
     PairedEffect,
     ReportVersion,
@@ -28,14 +26,12 @@ from autoqec.decoders.gating import GatedDecoder, Selection
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
-from autoqec.qec.timing import cpu_timed, latency_quantiles
+from autoqec.qec.timing import cpu_timed
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
 from autoqec.verification.guard_shots import MAX_EXTRA_CHUNKS, GuardChunk, GuardShots, derangement
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_stream import ShotStream
-
-LATENCY_LIMIT_S = 20.0  # for all single shots together
 
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float32]
@@ -64,6 +60,7 @@ class CandidateEvaluation:
         failures: Reason -> shots without a usable answer, each scored as an error.
         shots_sent: Shots sent in all draws together; under a gate, only ambiguous ones are sent.
         canary_events: Detection events of the canary's shots, whether ambiguous or not.
+        canary_predictions: Their predictions, bool [n, n_observables]; None if an answer was unusable.
         decoder_cpu_s: CPU time of gate and inner decoder so far, network excluded.
         guard_shots: Requests that are kept for the guards.
     """
@@ -78,6 +75,7 @@ class CandidateEvaluation:
     shots_sent: int = 0
     decoder_cpu_s: float = 0.0
     canary_events: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0), np.uint8))
+    canary_predictions: BoolArray | None = None
 
     def __post_init__(self) -> None:
         self.guard_shots = GuardShots(self.rules, self.shot_stream.rng("guard requests"))
@@ -234,35 +232,9 @@ class CandidateEvaluation:
         coins = self.shot_stream.rng("canary").integers(0, 2, len(shots)).astype(bool)
         flipped = Shots(shots.detection_events, shots.observables ^ coins[:, None])
         selection = self.send(self.decoder, flipped.detection_events)
-        candidate_errors, _ = self.score_answer(self.decoder, ChunkAnswer(flipped, selection, self.receive(selection)))
+        answer = ChunkAnswer(flipped, selection, self.receive(selection))
+        candidate_errors, self.canary_predictions = self.score_answer(self.decoder, answer)
         return int((~candidate_errors).sum()), len(flipped)
-
-    def latency(self, client: CandidateClient, shots: int) -> Latency | None:
-        """Decode the canary's shots one by one, as a control system would; None if an answer is missing.
-
-        Slow inner decoders get through fewer shots within LATENCY_LIMIT_S.
-
-        The times include the request to the candidate process, so they are upper bounds on those of a decoder in one
-        process. `client` is another process than the one whose CPU time counts.
-        """
-        decoder = gating.make_decoder(self.problem, self.output_mode, self.gate)  # its gate counts no shot twice
-        events = self.canary_events[:shots]
-        elapsed_us: list[float] = []
-        deadline_s = time.perf_counter() + LATENCY_LIMIT_S
-        for index in range(len(events)):
-            start_s = time.perf_counter()
-            if start_s > deadline_s and elapsed_us:
-                break
-            selection = decoder.select(events[index : index + 1])
-            if len(selection):
-                client.send(selection.detection_events)
-                log_odds = client.receive(len(self.priors))
-                if isinstance(log_odds, CandidateFailure) or not np.isfinite(log_odds).all():
-                    return None
-                decoder.complete(selection, log_odds)
-            elapsed_us.append(1e6 * (time.perf_counter() - start_s))
-        p50, p99, p999 = latency_quantiles(np.array(elapsed_us))
-        return Latency(shots=len(elapsed_us), p50=p50, p99=p99, p999=p999)
 
     def decode_kept(self, guard_chunk: GuardChunk, log_odds: FloatArray) -> BoolArray | None:
         """Decode the kept shots under other answers; None if one is not finite."""

@@ -27,6 +27,8 @@ def start(
     dsl: PredecoderDSL,
     profile: Profile,
     member: tuple[int, float] | None = None,
+    *,
+    whole_decoder: bool = False,
 ) -> CandidateClient:
     """Start a candidate process under the profile's limits and send its specification.
 
@@ -36,10 +38,13 @@ def start(
         dsl: The round's config.
         profile: Limits of time and memory.
         member: Index in the env's `other_members` and p of the circuit to decode; None for the env's target.
+        whole_decoder: Let it use decoder libraries, to time gate, network and matching in one process; only for an
+            artifact without branch code.
 
     Raises:
         UsageError: The sandbox cannot hide the run from the process.
     """
+    assert not (whole_decoder and frozen.modules_dir), "branch code gets no decoder libraries"
     argv = [sys.executable, "-P", "-s", "-m", "autoqec.verification.candidate.process"]
     # Each process has its own copy of the artifact, scratch directory and log, under a name that cannot be guessed:
     # Landlock lets a process stat any path that it knows, so the size of a guessable file could pass on information.
@@ -51,7 +56,7 @@ def start(
         read_only=(artifact,),
         hidden_paths=frozen.hidden_paths,
         scratch=scratch,
-        hidden=decoder_libraries.files(),
+        hidden=() if whole_decoder else decoder_libraries.files(),
         fork=False,  # CPU time of a process that its parent never waits for would not be counted
         tmp_mb=int(DISK_MB),
         cwd=artifact,
@@ -76,6 +81,7 @@ def start(
             "checkpoint": str(artifact / frozen.checkpoint.name),
             "dsl_config": dsl.config(),
             "modules_dir": str(artifact / frozen.modules_dir.name) if frozen.modules_dir else None,
+            "whole_decoder": whole_decoder,
         }
     )
     return client

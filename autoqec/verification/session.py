@@ -9,12 +9,20 @@ from dataclasses import dataclass, field
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
 from autoqec.contracts.provenance import SHA256
-from autoqec.contracts.verdict import Guard, Latency, PairedCounts, PairedEffect, RecordedEvidence, SequentialTest
+from autoqec.contracts.verdict import (
+    Guard,
+    Latency,
+    LatencyScope,
+    PairedCounts,
+    PairedEffect,
+    RecordedEvidence,
+    SequentialTest,
+)
 from autoqec.decoders import checkpoint
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import error_mask
-from autoqec.verification import candidate_process, guards
+from autoqec.verification import candidate_process, guards, single_shots
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
@@ -109,7 +117,8 @@ class VerificationSession:
         with ExitStack() as stack:
             # Both start now. The second one gets the branch's code when the first one has ended, so that the two never
             # run at the same time: locks, processor load and free memory carry no note from one to the other.
-            first, second = (stack.enter_context(closing(self._start())) for _ in range(2))
+            first = stack.enter_context(closing(self._start()))
+            second = stack.enter_context(closing(self._start(whole_decoder=self.frozen.modules_dir is None)))
             evaluation = CandidateEvaluation(
                 self.problem,
                 self.shot_stream,
@@ -140,9 +149,11 @@ class VerificationSession:
                 evidence.guards.append(guards.other_members(gains))
         return evidence
 
-    def _start(self, member: tuple[int, float] | None = None) -> CandidateClient:
+    def _start(self, member: tuple[int, float] | None = None, *, whole_decoder: bool = False) -> CandidateClient:
         request = self.request
-        return candidate_process.start(self.frozen, request.env_text, request.dsl, request.profile, member)
+        return candidate_process.start(
+            self.frozen, request.env_text, request.dsl, request.profile, member, whole_decoder=whole_decoder
+        )
 
     def _measure_member(self, draw: MemberDraw) -> None:
         """Measure the candidate on another circuit of the family, in a process of its own."""
@@ -222,14 +233,24 @@ class VerificationSession:
 
     def _repeat(self, evaluation: CandidateEvaluation, second: CandidateClient) -> None:
         """Let the second process load the branch's code, repeat the kept requests, and measure its latency."""
-        request, evidence = self.request, self.evidence
         model = read_model_info(second)
         if isinstance(model, CandidateFailure):
             evaluation.failures[str(model)] += 0
         self._check_repeatability(evaluation, second)
-        if request.rules >= 2 and evidence.effects and not evaluation.failures:
-            shots = min(LATENCY_SHOTS, request.profile.judge_effect_shots // 10)
-            evidence.latency = evaluation.latency(second, shots)
+
+    def _measure_latency(self, evaluation: CandidateEvaluation, second: CandidateClient) -> int:
+        """Decode single shots; return how many predictions differ from those in batches."""
+        request, evidence = self.request, self.evidence
+        if request.rules < 2 or not evidence.effects or evaluation.failures:
+            return 0
+        shots = max(1, min(LATENCY_SHOTS, request.profile.judge_effect_shots // 10))
+        scope: LatencyScope = "decoder" if self.frozen.modules_dir is None else "requests"
+        found = single_shots.measure(evaluation, second, shots, scope)
+        if isinstance(found, CandidateFailure):
+            evidence.not_run.append(f"latency of single shots: {found}")
+            return 0
+        evidence.latency = found.latency
+        return found.differing if request.rules >= 3 else 0
 
     def _check_repeatability(self, evaluation: CandidateEvaluation, second: CandidateClient) -> None:
         """Repeat the kept shots in a second process, in other batches and as they were, then without the net.
@@ -257,7 +278,8 @@ class VerificationSession:
             differing = (
                 len(split) if predictions is None else int(error_mask(predictions, guard_chunk.predictions).sum())
             )
-        found.append(guards.batch_independence(guard_chunk.log_odds, split, differing))
+        n_single = self._measure_latency(evaluation, second)
+        found.append(guards.batch_independence(guard_chunk.log_odds, split, differing, n_single))
         found.append(guards.ablation(*evaluation.run_ablations(guard_chunk)))
 
 

@@ -138,6 +138,28 @@ class CandidateClient:
             )
         return np.frombuffer(payload_or_failure, "<f4").reshape(n, n_edges)
 
+    def decode_one_by_one(
+        self, detection_events: np.ndarray, n_observables: int
+    ) -> tuple[np.ndarray, np.ndarray] | CandidateFailure:
+        """Let a process without branch code decode shots one by one with gate, network and matching.
+
+        Returns:
+            Predictions of the first k >= 1 shots, bool [k, n_observables], and their elapsed times in us, float64 [k].
+        """
+        self._queue(protocol.pack(protocol.TIME, np.ascontiguousarray(detection_events).tobytes()))
+        bytes_per_shot = 8 + n_observables
+        payload = self._receive_frame(protocol.TIMES, bytes_per_shot * len(detection_events))
+        if isinstance(payload, CandidateFailure):
+            return payload
+        shots, rest = divmod(len(payload), bytes_per_shot)
+        if rest or not 1 <= shots <= len(detection_events):
+            return CandidateFailure("shape", f"{len(payload)} bytes of times for {len(detection_events)} shots")
+        elapsed_us = np.frombuffer(payload, "<f8", shots)
+        if not (np.isfinite(elapsed_us).all() and (elapsed_us > 0).all()):
+            return CandidateFailure("protocol", "times that are not positive numbers")
+        predictions = np.frombuffer(payload, np.uint8, offset=8 * shots).reshape(shots, n_observables)
+        return predictions != 0, elapsed_us
+
     @property
     def outstanding(self) -> int:
         """Number of requests without an answer."""

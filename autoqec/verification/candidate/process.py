@@ -35,7 +35,8 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         spec = json.loads(_expect(requests, protocol.SPEC))
-        decoder_libraries.block()
+        if not spec["whole_decoder"]:
+            decoder_libraries.block()
         env = parse_env(spec["env_text"], location="env")
         if spec["member"] is None:
             problem = Problem.from_env(env)
@@ -52,9 +53,12 @@ def main() -> None:
     send(answers, protocol.MODEL_INFO, json.dumps(model_info).encode())
     while True:
         tag, payload = receive(requests)
-        if tag != protocol.DATA:
+        if tag not in (protocol.DATA, protocol.TIME):
             return
         try:
+            if tag == protocol.TIME:
+                send(answers, protocol.TIMES, decode_one_by_one(model, problem, payload))
+                continue
             send(answers, protocol.LOG_ODDS, infer_log_odds(model, payload, problem.n_detectors))
             if len(payload) > -(-problem.n_detectors // 8):  # single shots leave little, and their latency is measured
                 free_unused_memory()
@@ -108,6 +112,18 @@ def infer_log_odds(model: Predecoder, packed: bytes, n_detectors: int) -> bytes:
             events = unpack(shots[start : start + protocol.BATCH], n_detectors).astype(np.float32)
             parts.append(model(torch.from_numpy(events)).numpy().astype("<f4", copy=False))
     return np.concatenate(parts).tobytes()
+
+
+def decode_one_by_one(model: Predecoder, problem: Problem, packed: bytes) -> bytes:
+    """Decode shots one by one as `autoqec decode` does; return the payload of the TOOK message."""
+    # Both import decoder libraries, which a process with branch code does not have.
+    from autoqec.decoders import latency
+    from autoqec.decoders.decoding import CheckpointDecoder
+
+    shots = np.frombuffer(packed, np.uint8).reshape(-1, -(-problem.n_detectors // 8))
+    decoder = CheckpointDecoder.of_model(model, problem)
+    predictions, elapsed_us = latency.decode_one_by_one(decoder.decode, shots, protocol.LATENCY_LIMIT_S)
+    return elapsed_us.astype("<f8").tobytes() + predictions.astype(np.uint8).tobytes()
 
 
 def free_unused_memory() -> None:

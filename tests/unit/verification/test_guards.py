@@ -103,6 +103,9 @@ def test_batch_dependence_trips() -> None:
     outputs = np.random.default_rng(0).normal(size=(5_000, 3)).astype(np.float32) * 5
     assert guards.batch_independence(outputs, outputs + np.float32(1e-6), 1).passed
     assert not guards.batch_independence(outputs, outputs, 2).passed
+    assert guards.batch_independence(outputs, outputs, 0, 1) == guards.batch_independence(outputs, outputs, 0)
+    single_shots = guards.batch_independence(outputs, outputs, 0, 2)
+    assert not single_shots.passed and single_shots.evidence.endswith("2 of single shots")
     moved = outputs.copy()
     moved[77, 1] += 1e-2
     assert not guards.batch_independence(outputs, moved, 0).passed

@@ -101,6 +101,28 @@ def test_bad_answers_are_failures(start: Start, body: str, error: str) -> None:
     assert isinstance(answer, CandidateFailure) and answer.error == error
 
 
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        ("struct.pack('<2d2B', 5.0, 7.5, 1, 0)", None),
+        ("b''", "shape"),
+        ("bytes(17)", "shape"),
+        ("struct.pack('<5d5B', *range(1, 6), *range(5))", "shape"),
+        ("struct.pack('<2d2B', 5.0, -1.0, 1, 0)", "protocol"),
+        ("struct.pack('<2d2B', 5.0, float('nan'), 1, 0)", "protocol"),
+    ],
+)
+def test_times_of_single_shots_are_checked(start: Start, payload: str, error: str | None) -> None:
+    """Times of the first two of four shots, or answers that are none."""
+    client = start(f"receive(); send(b'TOOK', {payload}); receive()")
+    decoded = client.decode_one_by_one(shots(4), 1)
+    if error is None:
+        assert not isinstance(decoded, CandidateFailure)
+        assert decoded[0].tolist() == [[True], [False]] and decoded[1].tolist() == [5.0, 7.5]
+    else:
+        assert isinstance(decoded, CandidateFailure) and decoded.error == error
+
+
 @pytest.mark.parametrize("body", ["receive(); os.kill(os.getpid(), 9)", "receive(); os._exit(137)"])
 def test_killed_process_is_not_a_failure_of_the_candidate(start: Start, body: str) -> None:
     """bubblewrap reports the signal as status 137. After the error, every answer fails."""
