@@ -60,7 +60,7 @@ class Gate:
         gap = self.gap(detection_events)
         ambiguous = np.abs(gap) < self.threshold
         self.shots += len(gap)
-        self.ambiguous_shots += int(ambiguous.sum())
+        self.ambiguous_shots += int(np.count_nonzero(ambiguous))
         return (gap < 0)[:, None], ambiguous
 
     def gap(self, detection_events: np.ndarray) -> np.ndarray:

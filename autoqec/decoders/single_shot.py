@@ -69,7 +69,7 @@ class SingleShot:
     def __call__(self, detection_events: np.ndarray, n_detectors: int) -> np.ndarray:
         """Map bit-packed detection events, uint8 [ceil(n_detectors / 8)], to log-odds, float32 [n_edges]."""
         bits = np.unpackbits(detection_events, count=n_detectors, bitorder="little")
-        sums: np.ndarray = self._columns[np.flatnonzero(bits[self._index])].sum(axis=0)
+        sums: np.ndarray = self._columns[bits[self._index].nonzero()[0]].sum(axis=0)
         first, linear_path = sums[: self._width], sums[self._width :]
         first += self._bias
         hidden = self._activation(torch.from_numpy(first))

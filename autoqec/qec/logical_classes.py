@@ -66,7 +66,7 @@ class LogicalClassMatcher:
                 self._checks, self._weights, self._gauge, self._in_sector, self._n_detectors, cap
             )
         gap, done = self._capped.gap(detection_events)
-        if not done.all():
+        if np.count_nonzero(done) < len(done):
             detections = unpack(detection_events[~done], self._n_detectors)
             unflipped_weight, flipped_weight = (self._capped.match(rows) for rows in self._syndromes(detections))
             gap[~done] = flipped_weight - unflipped_weight
@@ -149,7 +149,7 @@ class _CappedGraph:
             shots = np.ascontiguousarray(detection_events)
             if functions[1](*shots.shape, len(self._gauge), *self._tables, *addresses(shots, gap, done)) != 0:
                 done[:] = 0  # out of memory
-        return gap, done.astype(bool)
+        return gap, done.view(bool)
 
     def match(self, syndromes: np.ndarray) -> np.ndarray:
         """Return float64 [n], weights of PyMatching's solutions of syndromes, uint8 [n, n_nodes]."""

@@ -59,9 +59,9 @@ class SoftMatching:
         status = function(n, self._row_bytes, *self._fixed, *addresses(values, shots, flipped, done))
         if status == NOT_FINITE:
             raise ValueError("log-odds hold values that are not finite")
-        left = ~done.astype(bool) if status == 0 else np.ones(n, bool)  # without memory in C, PyMatching decodes all
-        predictions = flipped.astype(bool)
-        if left.any():
+        predictions = flipped.view(bool)
+        if status != 0 or np.count_nonzero(done) < n:
+            left = done == 0 if status == 0 else np.ones(n, bool)  # without memory in C, PyMatching decodes all
             predictions[left] = self._decode_edges(detection_events[left], log_odds[left])
         return predictions
 

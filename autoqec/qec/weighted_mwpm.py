@@ -70,9 +70,17 @@ def _compiled(*names: str) -> list[Any] | None:
 
 def addresses(*arrays: np.ndarray) -> list[int]:
     """Return the addresses of contiguous arrays, which the caller keeps alive: much faster than `ndpointer`."""
-    if not all(array.flags.c_contiguous for array in arrays):
-        raise ValueError("an array for the C code is not contiguous")
-    return [array.__array_interface__["data"][0] for array in arrays]
+    return [_address(array) for array in arrays]
+
+
+def _address(array: np.ndarray) -> int:
+    try:
+        # A third of the time of `__array_interface__`; numpy declares no buffers for type checkers.
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # read-only, empty, or not contiguous
+        if not array.flags.c_contiguous:
+            raise ValueError("an array for the C code is not contiguous") from None
+        return int(array.__array_interface__["data"][0])
 
 
 def is_outdated() -> bool:

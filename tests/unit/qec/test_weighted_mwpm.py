@@ -265,6 +265,23 @@ def test_arrays_that_describe_no_graph_are_rejected_in_c(change: Callable[[list[
 
 
 @needs_c
+@pytest.mark.parametrize("change", ["none", "read-only", "empty", "offset"])
+def test_addresses_are_those_of_the_data(change: str) -> None:
+    array = np.arange(0 if change == "empty" else 12, dtype=np.float32)
+    array.flags.writeable = change != "read-only"
+    if change == "offset":
+        array = array[3:]
+    assert weighted_mwpm.addresses(array, array) == 2 * [array.__array_interface__["data"][0]]
+
+
+@pytest.mark.parametrize("writeable", [True, False])
+def test_arrays_that_are_not_contiguous_have_no_address(writeable: bool) -> None:
+    array = np.zeros((3, 4))[:, ::2]
+    array.flags.writeable = writeable
+    with pytest.raises(ValueError, match="not contiguous"):
+        weighted_mwpm.addresses(array)
+
+
 @pytest.mark.parametrize("node_of", [[0, 0], [2, -1], [-2, -1], [2**31 - 1, -1]])
 def test_map_of_detectors_to_nodes_is_checked_in_c(node_of: list[int]) -> None:
     functions = weighted_mwpm.compiled_gap()
