@@ -5,6 +5,7 @@ Results are frozen. Importing this module loads neither torch nor stim; the func
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +178,7 @@ def decode(
 
     Args:
         checkpoint: A round directory, or a checkpoint.pt.
-        detection_events: bool [n_shots, n_detectors].
+        detection_events: bool [n_shots, n_detectors], or numbers 0 and 1.
         env: Env of the checkpoint; by default that of its run.
         dem: Detector error model of the shots (.dem or .stim); by default that of the env.
         allow_other_dem: Whether `dem` may have other error mechanisms than the env.
@@ -196,7 +197,7 @@ def decode(
     import numpy as np
 
     from autoqec.decoders.decode_memory import decoding_size, require_decode_memory
-    from autoqec.decoders.decoding import CheckpointDecoder, read_model
+    from autoqec.decoders.decoding import CheckpointDecoder, missing_extension, read_model
     from autoqec.decoders.threads import check_threads, decode_array, decoders_needed
     from autoqec.errors import UsageError
     from autoqec.launch.checkpoints import open_checkpoint
@@ -204,6 +205,8 @@ def decode(
     check_threads(threads, "threads")
     env_name = None if env is None else str(env)
     with open_checkpoint(Path(checkpoint), env_name, trust_code=trust_code, unverified=unverified) as opened:
+        if (slower := missing_extension(opened.env.backend)) is not None:
+            warnings.warn(slower, RuntimeWarning, stacklevel=2)
         model = None if dem is None else read_model(Path(dem), opened.env)
         events = np.asarray(detection_events)
         n_shots = len(np.atleast_1d(events))
@@ -216,7 +219,11 @@ def decode(
         n_detectors = decoders[0].problem.n_detectors
         if events.ndim != 2 or events.shape[1] != n_detectors:
             message = f"shape {events.shape} is not (n_shots, {n_detectors})"
-            raise UsageError(message, location="detection_events")
+            hint = "unpack bit-packed shots with np.unpackbits(shots, axis=1, count=n_detectors, bitorder='little')"
+            raise UsageError(message, location="detection_events", hint=hint)
+        if events.dtype != bool and not ((events == 0) | (events == 1)).all():
+            hint = "pass one value per detector: 1 if it fired, else 0"
+            raise UsageError("holds values other than 0 and 1", location="detection_events", hint=hint)
         return decode_array(decoders, np.packbits(events.astype(bool), axis=1, bitorder="little"))
 
 

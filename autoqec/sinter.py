@@ -8,6 +8,7 @@ model of the package `autoqec:<name>`
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import stim
 import torch
 
 from autoqec.contracts.env import CORRELATED, EnvSpec
-from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.decoders.decoding import CheckpointDecoder, missing_extension
 from autoqec.errors import UsageError
 from autoqec.models import load_models, model_layout, model_path
 from autoqec.orchestrator.editable_modules import checked_out_modules
@@ -41,6 +42,8 @@ def decoders() -> dict[str, sinter.Decoder]:
     Raises:
         UsageError: An entry of AUTOQEC_CHECKPOINTS is malformed.
     """
+    if (slower := missing_extension("mwpm")) is not None:  # here, since a warning of each worker would repeat it
+        warnings.warn(slower, RuntimeWarning, stacklevel=2)
     by_name: dict[str, sinter.Decoder] = {CORRELATED: CorrelatedMatchingDecoder()}
     for name in load_models():
         layout_of_model = model_layout(name)

@@ -66,7 +66,8 @@ def read(path: Path) -> dict[str, Any]:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_contiguous():
             raise ContractError(f"`{name}` is not a plain dense tensor", location=location)
         if value.is_floating_point() and not torch.isfinite(value).all():
-            raise ContractError(f"`{name}` holds values that are not finite", location=location)
+            hint = "use another round's checkpoint"
+            raise ContractError(f"`{name}` holds values that are not finite", location=location, hint=hint)
     return payload
 
 

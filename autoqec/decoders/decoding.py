@@ -17,6 +17,7 @@ from autoqec.decoders.base import Predecoder
 from autoqec.decoders.gating import make_decoder
 from autoqec.decoders.single_shot import SingleShot
 from autoqec.errors import AutoqecError, ContractError, UsageError
+from autoqec.qec import weighted_mwpm
 from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
 from autoqec.qec.problem import Problem, detector_coordinates
 from autoqec.qec.sampling import unpack
@@ -24,6 +25,7 @@ from autoqec.qec.sampling import unpack
 CHUNK = 2048  # shots decoded at once; bounds memory
 MAX_CHUNK_VALUES = 2**25  # log-odds computed at once, for long experiments
 OTHER_CHECKPOINT_HINT = "use another round's checkpoint"
+NO_GATE_HINT = "the checkpoint decodes behind a gate: use one without a gate, or the error model of its env"
 
 
 class CheckpointDecoder:
@@ -50,7 +52,7 @@ class CheckpointDecoder:
         self._same_edges = np.array_equal(columns, np.arange(len(trained)))
         self._prior = decoded.astype(np.float32)
         self.shift = np.where(columns >= 0, decoded - trained[columns], 0).astype(np.float32)
-        self.decoder = make_decoder(problem, model.output_mode, model.gate)
+        self.decoder = make_decoder(problem, model.output_mode, model.gate, hint=NO_GATE_HINT)
         self._single_shot = SingleShot.of(model)
 
     @classmethod
@@ -159,6 +161,13 @@ def check_detection_events(detection_events: np.ndarray, n_detectors: int) -> No
             location="detection events",
             hint=f"decode shots of a circuit with {n_detectors} detectors",
         )
+
+
+def missing_extension(backend: str) -> str | None:
+    """Return a warning if an inner decoder would use the C extension, which was not built."""
+    if backend != "mwpm" or weighted_mwpm.compiled_soft_matcher() is not None:
+        return None
+    return "the C extension is not built, so decoding is slower; see autoqec doctor"
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from autoqec.qec.sampling import band_seed, sample
 CAP_MARGIN = 0.5  # nats that matching searches beyond the gate, so that rounding cannot move a gap across it
 CALIBRATION_SHOTS = 50_000
 MIN_GATE = 1e-3  # nats; a share of shots so small that calibration finds a gap of 0
+REMOVE_HINT = "remove `gate` from the config"
 
 
 class Gate:
@@ -30,22 +31,23 @@ class Gate:
     Args:
         problem: The decoding problem.
         threshold: Complementary gap in nats from which a shot keeps the prediction of plain matching.
+        hint: What errors recommend.
 
     Raises:
         UsageError: The problem has no complementary gap: its inner decoder is not matching, it has several observables,
             or no cut separates its logical classes.
     """
 
-    def __init__(self, problem: Problem, threshold: float) -> None:
+    def __init__(self, problem: Problem, threshold: float, *, hint: str = REMOVE_HINT) -> None:
         if not isinstance(problem.graph, MatchingGraph):
             raise UsageError(
                 f"a gate needs the complementary gap of matching, which backend `{problem.env.backend}` does not have",
                 location=f"env `{problem.env.name}`, config key `gate`",
-                hint=REMOVE_HINT,
+                hint=hint,
             )
         self.threshold = threshold
         self.shots = self.ambiguous_shots = 0
-        self._matcher = LogicalClassMatcher(problem, hint=REMOVE_HINT)
+        self._matcher = LogicalClassMatcher(problem, hint=hint)
 
     def split(self, detection_events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Decode by plain matching, and find the shots on which it is not confident.
@@ -97,9 +99,6 @@ def has_gap(problem: Problem) -> bool:
     except UsageError:
         return False
     return True
-
-
-REMOVE_HINT = "remove `gate` from the config"
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,16 +157,19 @@ class GatedDecoder:
         )
 
 
-def make_decoder(problem: Problem, output_mode: OutputMode, gate: float | None) -> GatedDecoder:
+def make_decoder(
+    problem: Problem, output_mode: OutputMode, gate: float | None, *, hint: str = REMOVE_HINT
+) -> GatedDecoder:
     """Build the env's inner decoder for a predecoder, behind a gate if its config has one.
 
     Args:
         problem: The decoding problem.
         output_mode: The predecoder's output mode.
         gate: The gate in nats; None for no gate.
+        hint: What an error about the gate recommends.
 
     Raises:
         UsageError: The problem has no complementary gap, see `Gate`.
     """
     inner = make_soft_backend(problem, output_mode)
-    return GatedDecoder(inner, problem.n_observables, None if gate is None else Gate(problem, gate))
+    return GatedDecoder(inner, problem.n_observables, None if gate is None else Gate(problem, gate, hint=hint))

@@ -99,17 +99,16 @@ def command(
     with _opened(checkpoint, model, env_name, trust_code=trust_code, unverified=unverified) as loaded:
         if not loaded.verified:
             out.note("warning: this checkpoint is not a verified artifact")
-        from autoqec.decoders.decoding import CheckpointDecoder
+        from autoqec.decoders.decoding import CheckpointDecoder, missing_extension
         from autoqec.qec import shotfiles
-        from autoqec.qec.weighted_mwpm import compiled_soft_matcher
 
         shot_format = in_format or shotfiles.guess_format(shots)
         count_shots = partial(shotfiles.count_shots, shots, shot_format)
         decoders = _decoders(loaded, dem, window, threads, count_shots, allow_other_dem=allow_other_dem)
         decoding = decoders[0]
         problem = decoding.problem if isinstance(decoding, CheckpointDecoder) else decoding
-        if loaded.env.backend == "mwpm" and compiled_soft_matcher() is None:
-            out.note("warning: the C extension is not built, so decoding is slower; see autoqec doctor")
+        if (slower := missing_extension(loaded.env.backend)) is not None:
+            out.note(f"warning: {slower}")
         if decoding.other_circuit:
             out.note("warning: the network was trained on another circuit; its gain there was not verified")
         events = shotfiles.read(shots, shot_format, problem.n_detectors, PART)
