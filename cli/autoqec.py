@@ -105,8 +105,8 @@ def _current_option_name(name: str) -> str:
     help="Training and verification effort per round: seconds (to try it out), minutes or hours.",
 )  # fmt: skip
 @click.option(
-    "--scale", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True,
-    help="Factor on the profile's training and verification.",
+    "--scale", type=click.FloatRange(0.01, 1000),
+    help="Factor on the profile's training and verification; default: 1, in `dev` up to 5 for large matching graphs.",
 )  # fmt: skip
 @click.option(
     "--seed",

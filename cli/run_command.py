@@ -146,6 +146,13 @@ def _plan_lines(run_options: RunOptions) -> Iterator[str]:
         f"rounds    {rounds}, {run_options.parallel} at a time, proposed by "
         f"{run_options.choice.ideator}, seed {run_options.seed}"
     )
+    if run_options.n_edges is not None:
+        yield (
+            f"scale     {run_options.scale:g}, for a matching graph of {run_options.n_edges:,} edges; "
+            "--scale sets another one"
+        )
+    elif run_options.scale != 1:
+        yield f"scale     {run_options.scale:g}"
     if run_options.pins:
         yield f"pinned    {format_pins(run_options.pins)}, in every proposal"
     if run_options.cluster is not None:

@@ -11,6 +11,9 @@ from autoqec.errors import UsageError
 
 ProfileName = Literal["smoke", "dev", "prod"]
 MIN_SCALE, MAX_SCALE = 0.01, 1000.0
+REFERENCE_EDGES = 301  # of the matching graph of the rotated surface code at d=5 with 5 rounds, which `dev` suits
+MAX_DEFAULT_SCALE = 5.0
+GROWING = ("dev",)  # smoke is for trying things out, and the amounts of prod suffice
 
 
 class Profile(Contract):
@@ -110,3 +113,16 @@ def profile_of(name: str, scale: float = 1.0) -> Profile:
         message = f"the scale {scale:g} lies outside {MIN_SCALE:g} to {MAX_SCALE:g}"
         raise UsageError(message, location="--scale", hint="choose another scale or profile")
     return PROFILES[name] if scale == 1 else PROFILES[name].with_scale(scale)
+
+
+def default_scale(name: str, n_edges: int) -> float:
+    """Return the scale of a run for which none is chosen.
+
+    A shot costs operations in proportion to the edges, so that a fixed amount trains a larger matching graph on fewer
+    shots. Amounts of profiles in `GROWING` grow with the edges, from those of the surface code at d=5.
+
+    Args:
+        name: The name of a profile.
+        n_edges: Edges of the matching graph.
+    """
+    return min(MAX_DEFAULT_SCALE, max(1.0, round(n_edges / REFERENCE_EDGES, 2))) if name in GROWING else 1.0

@@ -10,15 +10,17 @@ from typing import Any
 from autoqec import locate
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import apply_pins, family_pins, format_pins
-from autoqec.contracts.profiles import Profile, ProfileName, profile_of
+from autoqec.contracts.profiles import GROWING, Profile, ProfileName, default_scale, profile_of
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
 from autoqec.launch import orchestrator_job, role_options, settings
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.batches import RoundDuration, batch_options
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
+from autoqec.qec.memory import ModelSize
 from autoqec.runner.devices import require_available
 from autoqec.store.files import load_env
 from autoqec.store.history import History
@@ -37,6 +39,7 @@ class RunOptions:
         layout: Layout of the run to resume; None for a new run.
         info: run.json of the run to resume.
         scale: Factor on the profile's training and verification.
+        n_edges: Edges of the matching graph that set the scale; None if they did not.
         choice: Ideator and language models.
         pins: Config options that every proposal keeps.
         settings: Settings that a resume inherits.
@@ -52,6 +55,7 @@ class RunOptions:
     info: RunInfo | None
     profile: ProfileName
     scale: float
+    n_edges: int | None
     seed: int
     secret_file: Path | None
     choice: role_options.RoleOptions
@@ -101,7 +105,7 @@ class RunOptions:
 
 
 OPTION_DEFAULTS: Mapping[str, Any] = {
-    "rounds": None, "profile": "dev", "scale": 1.0, "seed": 1, "secret_file": None, "resume": None, "ideator": "tpe",
+    "rounds": None, "profile": "dev", "scale": None, "seed": 1, "secret_file": None, "resume": None, "ideator": "tpe",
     "pin": (),
     "no_llm": False, "model": None, "effort": None, "price": None, "cassette": None, "replay_of": None,
     "ideator_memory": None,
@@ -123,7 +127,7 @@ def complete_options(named: Mapping[str, Any], *, resume: str | None = None) -> 
         raise UsageError("is not an option", location=unknown[0], hint=f"choose from {', '.join(OPTION_DEFAULTS)}")
     paths = {name: Path(named[name]) for name in _PATH_OPTIONS if named.get(name) is not None}
     chosen = {**OPTION_DEFAULTS, **named, **paths, "resume": resume}
-    profile_of(chosen["profile"], chosen["scale"])
+    profile_of(chosen["profile"], 1.0 if chosen["scale"] is None else chosen["scale"])
     return chosen
 
 
@@ -160,14 +164,16 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         message = f"ideator `{choice.ideator}` proposes configs only, so no code is edited"
         raise UsageError(message, location="--open-modules", hint="--ideator llm")
     if info is None:
-        pins = family_pins(pins, 1 + len(load_env(locate.env_file(str(env_name)))[0].other_members))
+        env = load_env(locate.env_file(str(env_name)))[0]
+        pins = family_pins(pins, 1 + len(env.other_members))
+        profile = chosen["profile"]
+        scale, n_edges = _default_scale(env, profile) if chosen["scale"] is None else (chosen["scale"], None)
     else:
-        pins = dict(info.pins)
+        pins, profile, scale, n_edges = dict(info.pins), info.profile, info.scale, None
     if resolved.executor == "local":
         _check_gpus(pins)
     # The jobs of a detached run were accepted at its start.
     check = layout is None or orchestrator_job.position(layout.run_id) is None
-    profile, scale = (info.profile, info.scale) if info else (chosen["profile"], chosen["scale"])
     return RunOptions(
         root=Path.cwd(),  # not the top: a start in a linked worktree is noted
         env=None if info else locate.env_file(str(env_name)),
@@ -175,6 +181,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         info=info,
         profile=profile,
         scale=scale,
+        n_edges=n_edges,
         seed=info.seed if info else chosen["seed"],
         secret_file=chosen["secret_file"],
         choice=choice,
@@ -185,6 +192,19 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         orchestrator=_orchestrator_options(resolved, check=check),
         recorded=chosen["recorded"],
     )
+
+
+def _default_scale(env: EnvSpec, profile: ProfileName) -> tuple[float, int | None]:
+    """Return the scale of a run for which none is chosen, and the edges that set it.
+
+    They are those of the env's largest circuit. Recorded shots are as many as they are, so their amount does not grow;
+    the graph of other inner decoders is no matching graph.
+    """
+    if profile not in GROWING or env.backend != "mwpm" or env.recorded is not None:
+        return 1.0, None
+    n_edges = max(ModelSize.of_env(each, each.target).n_edges for each in (env, *env.other_members))
+    scale = default_scale(profile, n_edges)
+    return scale, n_edges if scale != 1 else None
 
 
 def _check_gpus(pins: dict[str, Any]) -> None:

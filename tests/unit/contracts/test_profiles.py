@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoqec.contracts.profiles import PROFILES, profile_of
+from autoqec.contracts.profiles import PROFILES, default_scale, profile_of
 from autoqec.errors import UsageError
 
 
@@ -17,6 +17,17 @@ def test_scale_multiplies_training_and_verification() -> None:
     assert (doubled.round_wallclock_s, doubled.judge_wallclock_s) == (240, 240)
     assert halved.round_wallclock_s == smoke.round_wallclock_s, "start-up does not shrink"
     assert profile_of("smoke") is smoke and profile_of("smoke", 0.01).finetune_shots == 5
+
+
+@pytest.mark.parametrize(
+    ("profile", "edges", "expected"),
+    [("dev", 55, 1.0), ("dev", 301, 1.0), ("dev", 602, 2.0), ("dev", 883, 2.93), ("dev", 10**6, 5.0),
+     ("smoke", 10**6, 1.0), ("prod", 10**6, 1.0)],
+)  # fmt: skip
+def test_default_scale_of_dev_grows_with_the_matching_graph_up_to_a_cap(
+    profile: str, edges: int, expected: float
+) -> None:
+    assert default_scale(profile, edges) == expected
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 0.001, 1e4, float("nan"), float("inf")])
