@@ -48,7 +48,7 @@ def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True)
     info = History(layout).info()
     if out.exists():
         raise UsageError("the file exists already", location=str(out), hint=f"name another file, or rm {out}")
-    with hold_run(layout):
+    with hold_run(layout, "package-run"):
         pending_actions = plan_recovery(inspect.inspect_run(repo, layout))
         if pending_actions:
             action = pending_actions[0]

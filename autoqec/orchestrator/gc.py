@@ -87,7 +87,7 @@ def remove(layout: RunLayout, repo: Repo, confirmed: Collection[RemovableItem]) 
         ManualInterventionRequired: Recovery needs a decision of the user.
     """
     names = {(item.kind, item.name) for item in confirmed}
-    with hold_run(layout):
+    with hold_run(layout, "gc"):
         memory = RunMemory(layout.root)
         to_remove = [item for item in find_removable(layout, repo, memory) if (item.kind, item.name) in names]
         if any(item.kind == "worktree" for item in to_remove):

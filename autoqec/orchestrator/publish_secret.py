@@ -28,7 +28,7 @@ def publish_secret(layout: RunLayout, repo: Repo) -> str:
     info = History(layout).info()
     if is_closed(layout) and not layout.secret.exists():
         return read_published_secret(layout, info).hex()
-    with hold_run(layout):
+    with hold_run(layout, "close"):
         recover(layout, repo, run_log.logged(None))
         _require_no_cluster_job(layout)
         secret = read_published_secret(layout, info) if is_closed(layout) else read_secret(layout, info)

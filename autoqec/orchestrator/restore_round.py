@@ -40,7 +40,7 @@ def restore_round(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent 
     memory = RunMemory(layout.root)
     info = memory.history.info()
     on_event = run_log.logged(on_event)
-    with hold_run(layout):
+    with hold_run(layout, "adopt"):
         secret = read_secret(layout, info)
         recover(layout, repo, on_event, memory=memory)
         round_state = _find_quarantined(inspect_run(repo, layout, memory), number)

@@ -302,7 +302,7 @@ def _open(
     context = RunContext(
         repo, layout, info, env, env_text, baseline_config, network_options, threads, memory, notes, held
     )
-    owner = held.enter_context(hold_run(layout))
+    owner = held.enter_context(hold_run(layout, "run"))
     if owner.warning:
         notes.append(owner.warning)
     if owner.killed_pids:

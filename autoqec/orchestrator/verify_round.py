@@ -118,11 +118,11 @@ def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEve
             report_missing = not layout.round(number).report_json.exists()
             memory = RunMemory(layout.root)
             with (
-                hold_run(layout) if report_missing else nullcontext(),
+                hold_run(layout, "verify") if report_missing else nullcontext(),
                 request_with_parents(memory, info, candidate, secret) as request,
             ):
                 return verifier.verify(restore_first_request(memory, round_state, request), on_event=on_event)
-        with hold_run(layout):
+        with hold_run(layout, "verify"):
             memory = RunMemory(layout.root)
             # The run may have changed before it was held: a round gets only one verdict, and no verdict may depend on
             # a published secret.

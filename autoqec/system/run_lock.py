@@ -45,10 +45,14 @@ class RunOwner:
 
 
 @contextmanager
-def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
+def lock_run(run_root: Path | str, command: str | None = None) -> Iterator[RunOwner]:
     """Hold the run while the block runs; the lock ends with this process.
 
     Children started inside carry the run's mark; those that a dead owner left are killed first.
+
+    Args:
+        run_root: Directory of the run.
+        command: Subcommand of `autoqec` that the run is held for, which owner.json names; `run`: it runs rounds.
 
     Raises:
         UsageError: Another process holds the run.
@@ -61,7 +65,8 @@ def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
         _lock(fd, root)
         epoch = _epoch(read(root)) + 1
         killed_pids = kill_leftover_processes(root)
-        _write(root, _owner_record(root, epoch) | {"path": os.path.abspath(run_root)})
+        purpose = {} if command is None else {"command": command}
+        _write(root, _owner_record(root, epoch) | {"path": os.path.abspath(run_root)} | purpose)
         os.environ[_OWNER_VARIABLE] = f"{root}:{epoch}"
         yield RunOwner(root, epoch, killed_pids, unreliable_lock(root))
     finally:
@@ -170,8 +175,9 @@ def _lock(fd: int, root: Path) -> None:
 
 def _held_by_other(root: Path) -> UsageError:
     other = read(root)
+    command = f" (`autoqec {other['command']}`)" if "command" in other else ""
     return UsageError(
-        f"the run is held by process {other.get('pid', '?')} on {other.get('host', '?')}",
+        f"the run is held by process {other.get('pid', '?')} on {other.get('host', '?')}{command}",
         location=str(root),
         hint=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
         code=HELD,

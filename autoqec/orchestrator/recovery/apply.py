@@ -41,7 +41,7 @@ def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[R
     inspect.require_own_directory(layout, RunMemory(layout.root).history.info())
     if dry_run:
         return plan_recovery(inspect.inspect_run(repo, layout))
-    with hold_run(layout):
+    with hold_run(layout, "reconcile"):
         return recover(layout, repo, run_log.logged(None))
 
 

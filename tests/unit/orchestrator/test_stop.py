@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from autoqec.cli.commands import stop
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.events import ignore
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.views import IdeatorView
+from autoqec.errors import UsageError
 from autoqec.launch import options as run_options
 from autoqec.launch.session import run_session
 from autoqec.orchestrator import loop as loop_module
 from autoqec.orchestrator.executors.local import ParallelExecutor, SerialExecutor
+from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.loop import LoopResult, Roles, resume_run, run_rounds, start_run
 from autoqec.orchestrator.run import RunContext, search
 from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
+from autoqec.system import run_lock
 from tests.conftest import Workspace
 from tests.crash import canned
 from tests.crash.starts import ENV
@@ -111,3 +118,26 @@ def test_run_that_is_not_in_progress_is_refused(workspace: Workspace) -> None:
     refused = workspace.autoqec("stop", layout.run_id)
     assert refused.code == 2 and not run_control.stop_requested(layout)
     check_error(refused.err, "not in progress", hint=True)
+
+
+def test_command_that_runs_no_rounds_is_named_and_not_asked_to_end(workspace: Workspace) -> None:
+    """`autoqec verify` and others hold the run as well, and read no request."""
+    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, "tpe") as run:
+        layout = run.layout
+    with hold_run(layout, "verify"):
+        refused = workspace.autoqec("stop", layout.run_id)
+        assert refused.code == 2 and not run_control.stop_requested(layout)
+        check_error(refused.err, "`autoqec verify`", f"process {os.getpid()}", hint=True)
+        with pytest.raises(UsageError, match=r"held by process .* \(`autoqec verify`\)"):
+            resume_run(layout.run_id, workspace.root)
+
+
+def test_lock_of_another_machine_is_no_promise(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some network file systems the lock of a run is not seen by other machines."""
+    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, "tpe") as run:
+        layout = run.layout
+    monkeypatch.setattr(run_lock, "unreliable_lock", lambda root: "lies on nfs")
+    monkeypatch.chdir(workspace.root)
+    shown = CliRunner().invoke(stop.command, [layout.run_id])
+    assert shown.exit_code == 0 and f"if it runs on {socket.gethostname()}" in shown.output
+    assert run_control.stop_requested(layout)
