@@ -7,7 +7,6 @@ is finished. The successor waits for the end of the job, in any way, and resumes
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,10 +26,11 @@ from autoqec.store import run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock, slurm
-from autoqec.system.slurm_script import any_alive
+from autoqec.system.slurm_script import any_alive, live_jobs
 
 MAX_WITHOUT_PROGRESS = 5  # consecutive jobs that end early and finish no round; more would fail in the same way
 LOCK_POLL_S = 5.0
+READ_TRIES = 12  # of run.json, LOCK_POLL_S apart
 
 
 def start(
@@ -57,18 +57,19 @@ def start(
     with open_run(options, roles, on_event, command_line) as run:
         on_open(run)
         layout = run.layout
+        orchestrator_job.require_no_chain(layout)  # again: another start may have detached the run before it was held
         last = run_control.last_chain(layout)
         state = DetachedRun(number=1 if last is None else last.number + 2, began=datetime.now(UTC))
         run_control.write_detached(layout, state)
-    try:
-        job_id = orchestrator_job.submit(layout, options.settings, state.number)
-    except BaseException as error:
-        run_control.end_detached(layout, state, f"its first job was not queued: {error}")
-        raise
-    with_job = state.model_copy(update={"job_id": job_id})
-    if run_control.last_chain(layout) == state:  # else the job has begun, and its state is newer
-        run_control.write_detached(layout, with_job)
-    return layout, with_job
+        try:
+            job_id = orchestrator_job.submit(layout, options.settings, state.number, state)
+        except BaseException as error:
+            run_control.end_detached(layout, state, f"its first job was not queued: {error}")
+            raise
+        # The job waits until the run is no longer held, so that nothing that it writes is overwritten.
+        state = state.model_copy(update={"job_id": job_id})
+        run_control.write_detached(layout, state)
+    return layout, state
 
 
 def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime], loop.LoopResult]) -> None:
@@ -87,36 +88,72 @@ def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime]
     successor_id = last.successor_id if number == last.number else None  # of a job that was requeued
     state = DetachedRun(number=number, job_id=slurm.own_job_id(), successor_id=successor_id, began=last.began)
     try:
-        settings = History(layout).info().settings or RunSettings()
+        settings = _settings(layout)
         # Before anything is written, so that the chain survives a full disk; each job that could not record its start
         # leaves a gap in the numbers.
         if number - last.number < MAX_WITHOUT_PROGRESS:
-            state, _ = _queue_successor(layout, settings, state)  # if it is refused, tried again at the end
+            state, _ = _queue_successor(layout, settings, state, last)  # if it is refused, tried again at the end
         _await_lock(layout)
         state = _begin(layout, state)
         outcome = _run_when_unlocked(layout, lambda: run_rounds(state.began))
     except AutoqecError as error:
         # What the user has to repair would fail again in the next job; the disk or the cluster may recover.
-        if error.exit_code in (2, 3) and error.code != slurm.UNREACHABLE:
+        may_pass = error.exit_code not in (2, 3) or error.code == slurm.UNREACHABLE
+        if not may_pass or state.successor_id is None:
             with suppress(StorageError):  # the next job tries to record the reason
                 _end(layout, state, str(error))
         raise
     if not outcome.interrupted or outcome.stop_reason == run_control.STOPPED:
         _end(layout, state, outcome.stop_reason)
-        return
-    state, refusal = _queue_successor(layout, settings, state.model_copy(update={"handed_over": True}))
-    run_control.write_detached(layout, state)
-    if state.successor_id is None:
-        _end(layout, state, f"no further job could be queued: {refusal}")
+    elif _is_cancelled(state):
+        _end(layout, state, "its jobs were cancelled")
+    else:
+        _hand_over(layout, settings, state.model_copy(update={"handed_over": True}))
 
 
 def _unended_chain(layout: RunLayout, number: int) -> DetachedRun:
-    """Return the recorded state of the chain. Raises UsageError if the job at this position is not to continue it."""
-    last = run_control.last_chain(layout)
+    """Return the recorded state of the chain; if it is damaged, the one that the job was given when it was queued.
+
+    Raises:
+        UsageError: The job at this position is not to continue the chain.
+    """
+    try:
+        last = run_control.last_chain(layout)
+    except AutoqecError as error:
+        last = orchestrator_job.state_at_submission(layout.run_id)
+        if last is None:
+            raise
+        run_log.LOGGER.warning("%s; continued with the state in which the job was queued", error.summary)
     if last is None or last.ended is not None or number < last.number:
-        message = f"its chain of jobs has ended: {last.ended if last and last.ended else 'a later job continued it'}"
+        reason = "a later job continued it" if last is not None else f"{layout.detached} was deleted"
+        message = f"its chain of jobs has ended: {last.ended if last and last.ended else reason}"
         raise UsageError(message, location=f"run {layout.run_id}", hint=f"autoqec run --resume {layout.run_id}")
     return last
+
+
+def _settings(layout: RunLayout) -> RunSettings:
+    """Read the settings, without which no successor can be queued; a file system may fail for some time."""
+    for _ in range(READ_TRIES - 1):
+        with suppress(StorageError):
+            return History(layout).info().settings or RunSettings()
+        time.sleep(LOCK_POLL_S)
+    return History(layout).info().settings or RunSettings()
+
+
+def _is_cancelled(state: DetachedRun) -> bool:
+    """Return whether the user cancelled both this job and its successor, e.g. all of their jobs."""
+    if state.job_id is None or state.successor_id is None or any_alive(state.successor_id) is not False:
+        return False
+    own = slurm.query_job(state.job_id)
+    return own.life == "ended" or own.state == "COMPLETING"  # of a job that is cancelled while its process still runs
+
+
+def _hand_over(layout: RunLayout, settings: RunSettings, state: DetachedRun) -> None:
+    """Leave the run to the next job; if none can be queued, end the chain."""
+    state, refusal = _queue_successor(layout, settings, state, state)
+    run_control.write_detached(layout, state)
+    if state.successor_id is None:
+        _end(layout, state, f"no further job could be queued: {refusal}")
 
 
 def _await_lock(layout: RunLayout) -> None:
@@ -157,13 +194,15 @@ def _begin(layout: RunLayout, state: DetachedRun) -> DetachedRun:
     return state
 
 
-def _queue_successor(layout: RunLayout, settings: RunSettings, state: DetachedRun) -> tuple[DetachedRun, str]:
+def _queue_successor(
+    layout: RunLayout, settings: RunSettings, state: DetachedRun, recorded: DetachedRun
+) -> tuple[DetachedRun, str]:
     """Queue the next job unless it is queued; write no state. Return the state, and why the job was not queued."""
     if state.successor_id is not None and any_alive(state.successor_id) is not False:
         return state, ""
     successor_id, refusal = None, ""
     try:
-        successor_id = orchestrator_job.submit(layout, settings, state.number + 1, after=state.job_id)
+        successor_id = orchestrator_job.submit(layout, settings, state.number + 1, recorded, after=state.job_id)
     except (AutoqecError, OSError) as error:
         refusal = str(error)
         run_log.LOGGER.warning("the next job of the run was not queued: %s", refusal)
@@ -172,26 +211,41 @@ def _queue_successor(layout: RunLayout, settings: RunSettings, state: DetachedRu
 
 def _end(layout: RunLayout, state: DetachedRun, reason: str) -> None:
     """Record why the chain ends, unless that is recorded or a new chain has begun, and cancel the next job."""
-    last = run_control.last_chain(layout)
+    last = None
+    with suppress(AutoqecError):  # a damaged state is replaced
+        last = run_control.last_chain(layout)
     if last is None or (last.ended is None and last.number <= state.number):
         run_control.end_detached(layout, state, reason)
     if state.successor_id is not None and (last is None or state.successor_id != last.job_id):
         slurm.cancel(state.successor_id)
 
 
-def stop(layout: RunLayout, state: DetachedRun) -> bool:
-    """Ask a detached run to end after its rounds in progress; without a running job, cancel the queued ones.
+def stop(layout: RunLayout) -> str | None:
+    """Ask a detached run to end after its rounds in progress; if none of its jobs runs, cancel the queued ones.
 
     Returns:
-        Whether a job will finish the rounds in progress.
+        When the run ends; None if it is not detached.
     """
+    try:
+        state = run_control.read_detached(layout)
+    except AutoqecError:
+        state = DetachedRun(number=1, began=datetime.now(UTC))  # in place of the damaged one
+        is_damaged = True
+    else:
+        is_damaged = False
+    if state is None:
+        return None
+    jobs = live_jobs(run_control.chain_job_name(layout), state.job_id, state.successor_id)
+    if is_damaged and jobs == {}:
+        return None
     run_control.request_stop(layout)
-    jobs = [job_id for job_id in (state.job_id, state.successor_id) if job_id is not None]
-    states = [slurm.query_job(job_id) for job_id in jobs] if shutil.which("squeue") else []
-    is_running = any(job.life == "alive" and job.state != "PENDING" for job in states)
-    if is_running or not states or any(job.life == "unreachable" for job in states):
-        return True  # it ends the chain itself, at its start if it is queued
+    if jobs is None:
+        return "after its rounds in progress, when its job reads the request: SLURM does not answer on this machine"
+    if any(job_state != "PENDING" for job_state in jobs.values()):
+        return "after its rounds in progress"  # the job ends the chain itself
     run_control.end_detached(layout, state, run_control.STOPPED)
     for job_id in jobs:
         slurm.cancel(job_id)
-    return False
+    if not jobs:
+        return "now: SLURM has no job of it"
+    return f"now: none of its jobs runs, and SLURM job {', '.join(jobs)} is cancelled"

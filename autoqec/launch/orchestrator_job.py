@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 
+from autoqec.contracts.job import DetachedRun
 from autoqec.contracts.settings import RunSettings
-from autoqec.errors import StorageError, UsageError
+from autoqec.errors import AutoqecError, ContractError, StorageError, UsageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.llm import environment
 from autoqec.llm.redact import SECRET_ENV_VARS
@@ -18,11 +21,12 @@ from autoqec.qec.decoder_trust import trusted_functions
 from autoqec.store import atomic, run_control
 from autoqec.store.layout import RunLayout
 from autoqec.system import sandbox, slurm
-from autoqec.system.slurm_script import any_alive, submit_command
+from autoqec.system.slurm_script import any_alive, live_jobs, submit_command
 
 DEFAULTS = {"time": "60", "cpus": "1", "mem": "4G"}
 _INHERITED = ("partition", "account", "qos")  # from --slurm; GPUs and nodes of the rounds are not needed
 _POSITION = "AUTOQEC_DETACHED"  # RUN:POSITION, in the jobs of a detached run
+_STATE = "AUTOQEC_DETACHED_STATE"  # what detached.json held when the job was queued
 _ROLE_VARIABLE = re.compile(r"AUTOQEC_[A-Z_]+_(BACKEND|MODEL|BASE_URL|TIMEOUT_S)")
 
 
@@ -39,29 +43,62 @@ def position(run_id: str) -> int | None:
     return int(number) if name == run_id and number.isdecimal() else None
 
 
+def state_at_submission(run_id: str) -> DetachedRun | None:
+    """Return what detached.json held when the job that this process is was queued; None if that is not known."""
+    text = os.environ.get(_STATE)
+    if text is None or position(run_id) is None:
+        return None
+    try:
+        return DetachedRun.read(json.loads(text), location=_STATE)
+    except (ValueError, ContractError):
+        return None
+
+
 def require_no_chain(layout: RunLayout) -> None:
     """Raise UsageError if jobs of a chain hold the run, or will, and this process is not one of them."""
-    state = run_control.read_detached(layout)
-    if state is None or position(layout.run_id) is not None:
+    if position(layout.run_id) is not None:
         return
-    is_alive = any_alive(state.job_id, state.successor_id)
-    if is_alive is not False:
-        message, hint = (
-            f"the run is detached: SLURM job {state.job_id} holds it, or will",
-            f"autoqec stop {layout.run_id}",
+    try:
+        state = run_control.read_detached(layout)
+    except AutoqecError as error:
+        what, job_ids = f"the run is detached, and {error.summary}", ()
+    else:
+        if state is None:
+            return
+        what, job_ids = "the run is detached", (state.job_id, state.successor_id)
+    jobs = live_jobs(run_control.chain_job_name(layout), *job_ids)
+    if jobs == {}:
+        return
+    known = next(iter(jobs or ()), next(filter(None, job_ids), None))
+    message = what if known is None else f"{what}: SLURM job {known} holds it, or will"
+    hint = f"autoqec stop {layout.run_id}"
+    if jobs is None:
+        hint += f" on a machine of the cluster where SLURM answers; in a copy of the run delete {layout.detached}"
+    raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
+
+
+def replace_damaged_state(layout: RunLayout) -> str | None:
+    """Replace a state that is damaged or cannot be read, once `require_no_chain` has passed; return a note about it."""
+    if position(layout.run_id) is not None:
+        return None
+    try:
+        run_control.last_chain(layout)
+    except AutoqecError as error:
+        run_control.end_detached(
+            layout, DetachedRun(number=1, began=datetime.now(UTC)), f"{error.summary}; no job was left"
         )
-        if is_alive is None:
-            hint += f" on a machine of the cluster where SLURM answers; in a copy of the run delete {layout.detached}"
-        raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
+        return f"replaced: {error.summary}"
+    return None
 
 
-def _name_and_id(run_id: str, number: int) -> tuple[str, str | None]:
+def _name_and_id(layout: RunLayout, number: int) -> tuple[str, str | None]:
     """Return name and id of the job at a position that is queued or running; None: the name is unused.
 
     A job that has ended, e.g. because the user cancelled it, stays known for some minutes: one in its place needs
     another name.
     """
-    name, suffixes = f"autoqec-run-{run_id}-{number}", itertools.count(2)
+    own_name = name = f"{run_control.chain_job_name(layout)}{number}"
+    suffixes = itertools.count(2)
     while True:
         try:
             job_id = slurm.find_job(name)
@@ -69,22 +106,25 @@ def _name_and_id(run_id: str, number: int) -> tuple[str, str | None]:
             return name, None  # the submission asks again
         if job_id is None or any_alive(job_id) is not False:
             return name, job_id
-        name = f"autoqec-run-{run_id}-{number}.{next(suffixes)}"
+        name = f"{own_name}.{next(suffixes)}"
 
 
-def submit(layout: RunLayout, settings: RunSettings, number: int, after: str | None = None) -> str:
+def submit(
+    layout: RunLayout, settings: RunSettings, number: int, recorded: DetachedRun, after: str | None = None
+) -> str:
     """Queue the job at a position of the chain, unless it is queued or running, and return its id.
 
     Args:
         layout: The run.
         settings: Its settings.
         number: The position.
+        recorded: Content of detached.json now, with which the job continues if it cannot read the file.
         after: Id of the job that has to end first.
 
     Raises:
         UsageError: SLURM refuses, or does not answer.
     """
-    name, job_id = _name_and_id(layout.run_id, number)
+    name, job_id = _name_and_id(layout, number)
     if job_id is not None:  # queued by a job that was requeued since
         return job_id
     with suppress(StorageError):  # it exists unless it was deleted; the job itself needs no log
@@ -98,7 +138,7 @@ def submit(layout: RunLayout, settings: RunSettings, number: int, after: str | N
         log=layout.detached_logs / "%j.log",
         package=IMPORT_DIR,
         exported=[*_exported(settings)],
-        variables={_POSITION: f"{layout.run_id}:{number}"},
+        variables={_POSITION: f"{layout.run_id}:{number}", _STATE: json.dumps(recorded.dump())},
         after=after,
     )
 

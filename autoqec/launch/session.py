@@ -116,6 +116,8 @@ def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comman
             recorded=options.recorded,
             withdraw_stop=orchestrator_job.position(options.layout.run_id) is None,
         )
+        if (replaced := orchestrator_job.replace_damaged_state(options.layout)) is not None:
+            run.notes.append(replaced)
         change = run.memory.history.update_settings(options.settings)
         if change is not None:
             had_settings, run.info = run.info.settings is not None, run.memory.history.info()

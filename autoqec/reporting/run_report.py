@@ -284,8 +284,11 @@ def _verification(layout: RunLayout, row: HistoryRow) -> VerifyReport | None:
 
 def is_running(layout: RunLayout) -> bool:
     """Return whether the run is detached, or the process that holds its lock is alive on this machine."""
-    if run_control.read_detached(layout) is not None:
-        return True
+    try:
+        if run_control.read_detached(layout) is not None:
+            return True
+    except AutoqecError:
+        return True  # a job may hold it; `watch` asks SLURM
     owner = run_lock.read(layout.root)
     pid = owner.get("pid")
     same_boot = bool(procfs.boot_id()) and owner.get("boot_id") == procfs.boot_id()

@@ -19,15 +19,13 @@ from autoqec.contracts.events import (
     VerdictReached,
 )
 from autoqec.contracts.history import HistoryRow
-from autoqec.reporting import run_report
+from autoqec.reporting import job_chain, run_report
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.run_report import PendingRound, RunReport
 from autoqec.reporting.summary import print_summary
 from autoqec.reporting.terminal import LiveView
-from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import attempt_of
-from autoqec.system.slurm_script import any_alive
 
 POLL_INTERVAL_S = 1.0
 CHAIN_POLLS = 30  # between two questions to SLURM about the jobs of a detached run
@@ -44,20 +42,16 @@ def watch(
     else:
         _poll_until_done(screen, sleep)
     print_summary(console, screen.run)
+    if (chain := job_chain.describe_chain(layout)) is not None:
+        console.print(Text(chain), soft_wrap=True)
     return screen.run
 
 
 def _poll_until_done(screen: WatchScreen, sleep: Callable[[float], None]) -> None:
     polls = 0
-    while screen.poll() and (polls % CHAIN_POLLS or not _chain_is_dead(screen.layout)):
+    while screen.poll() and (polls % CHAIN_POLLS or not job_chain.has_no_jobs(screen.layout)):
         sleep(POLL_INTERVAL_S)
         polls += 1
-
-
-def _chain_is_dead(layout: RunLayout) -> bool:
-    """Return whether SLURM has no job of a detached run any more, although its chain did not end in order."""
-    chain = run_control.read_detached(layout)
-    return chain is not None and any_alive(chain.job_id, chain.successor_id) is False
 
 
 class WatchScreen:

@@ -84,3 +84,30 @@ def any_alive(*job_ids: str | None) -> bool | None:
     if "alive" in lives:
         return True
     return None if "unreachable" in lives else False
+
+
+def live_jobs(name: str, *job_ids: str | None) -> dict[str, str] | None:
+    """Return id -> SLURM's state of jobs that are queued or running, oldest first.
+
+    Args:
+        name: How the names of the jobs begin; those of this user are found by it.
+        job_ids: Ids of jobs, which may be those of another user.
+
+    Returns:
+        The jobs; None if SLURM does not answer on this machine.
+    """
+    if shutil.which("squeue") is None:
+        return None
+    status, output = slurm.run_command("squeue", "--me", "--noheader", "--format=%i|%T|%j")
+    if status != 0:
+        return None
+    lines = [line.strip().split("|", 2) for line in output.splitlines() if line.count("|") >= 2]
+    states = {job_id: state for job_id, state, found in lines if found.startswith(name)}
+    for job_id in job_ids:
+        if job_id is not None and job_id not in states:
+            job = slurm.query_job(job_id)
+            if job.life == "unreachable":
+                return None
+            if job.life == "alive":
+                states[job_id] = job.state
+    return dict(sorted(states.items(), key=lambda item: int(item[0].partition("_")[0])))

@@ -8,7 +8,6 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
-from autoqec.contracts.job import DetachedRun
 from autoqec.errors import AutoqecError, UsageError
 from autoqec.reporting.text import plain
 from autoqec.store.layout import RunLayout
@@ -33,24 +32,15 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
     if graph or dot:
         _graph(locate.run_layout(run), dot, out)
         return
-    from autoqec.reporting import run_report
+    from autoqec.reporting import job_chain, run_report
     from autoqec.reporting.summary import print_summary
     from autoqec.reporting.terminal import console
-    from autoqec.store import run_control
 
     view = run_report.load(locate.run_layout(run))
     print_summary(console(err=out.json), view)
-    if (chain := run_control.last_chain(view.layout)) is not None:
-        out.say(_chain_line(view.layout.run_id, chain))
+    if (chain := job_chain.describe_chain(view.layout)) is not None:
+        out.say(chain)
     out.emit(view.dump())
-
-
-def _chain_line(run_id: str, chain: DetachedRun) -> str:
-    """Describe the jobs of a run that is or was detached."""
-    if chain.ended is not None:
-        return f"Detached run, ended: {plain(chain.ended, 600)}"
-    successor = "" if chain.successor_id is None else f", then job {chain.successor_id}"
-    return f"Detached run: SLURM job {chain.job_id}{successor}. Stop: autoqec stop {run_id}"
 
 
 def _graph(layout: RunLayout, dot: bool, out: Output) -> None:

@@ -7,6 +7,7 @@ import click
 from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
+from autoqec.store.layout import RunLayout
 
 
 @click.command("stop")
@@ -14,23 +15,36 @@ from autoqec.errors import UsageError
 @options
 def command(run: str, out: Output) -> None:
     """End RUN after its rounds in progress, from any machine that shares the run directory."""
+    layout, when = locate.find_run(run), None
+    if layout.detached.exists():
+        from autoqec.launch import detached
+
+        when = detached.stop(layout)
+    when = when or _stop_process(layout)
+    out.say(f"Run {layout.run_id} ends {when}. Continue it: {_resume(layout)}")
+    out.emit({"run_id": layout.run_id})
+
+
+def _stop_process(layout: RunLayout) -> str:
+    """Ask the process that runs rounds to end; return when it does."""
     from autoqec.store import run_control
     from autoqec.system import run_lock
 
-    layout = locate.find_run(run)
-    hint = f"autoqec run --resume {layout.run_id}"
-    if (chain := run_control.read_detached(layout)) is not None:
-        from autoqec.launch import detached
-
-        ends_later = detached.stop(layout, chain)
-        at_once = "now: none of its jobs runs, and a queued one is cancelled"
-        when = "after its rounds in progress" if ends_later else at_once
-        out.say(f"Run {layout.run_id} ends {when}. Continue it: {hint}")
-        out.emit({"run_id": layout.run_id})
-        return
+    owner, location = run_lock.read(layout.root), f"run {layout.run_id}"
+    if run_lock.is_locked(layout.root):
+        if owner.get("command", "run") != "run":
+            holder = f"`autoqec {owner['command']}`, process {owner.get('pid', '?')} on {owner.get('host', '?')}"
+            message = f"no rounds are in progress: {holder}, holds the run"
+            raise UsageError(message, location=location, hint="wait for it; nothing else is to be stopped")
+        run_control.request_stop(layout)
+        return "after its rounds in progress"
+    if run_lock.unreliable_lock(layout.root) is None:
+        raise UsageError("the run is not in progress", location=location, hint=_resume(layout))
     # A lock that does not reach other hosts says nothing about a process there; the next start withdraws the request.
-    if not run_lock.is_locked(layout.root) and run_lock.unreliable_lock(layout.root) is None:
-        raise UsageError("the run is not in progress", location=f"run {layout.run_id}", hint=hint)
     run_control.request_stop(layout)
-    out.say(f"Run {layout.run_id} ends after its rounds in progress. Continue it: {hint}")
-    out.emit({"run_id": layout.run_id})
+    host = owner.get("host", "another machine")
+    return f"after its rounds in progress, if it runs on {host}, whose lock is not seen here"
+
+
+def _resume(layout: RunLayout) -> str:
+    return f"autoqec run --resume {layout.run_id}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -12,19 +13,22 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from autoqec.contracts.events import ignore
+from autoqec.contracts.history import RunInfo
 from autoqec.contracts.job import DetachedRun
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import AutoqecError, InfrastructureError, StorageError, UsageError
 from autoqec.launch import detached, orchestrator_job
 from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.orchestrator.loop import LoopResult
-from autoqec.orchestrator.run import start_run
+from autoqec.orchestrator.run import Run, start_run
 from autoqec.runner.job import claiming_job_id
 from autoqec.store import run_control
+from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock, slurm
 from autoqec.system.run_lock import lock_run
@@ -95,7 +99,8 @@ def test_stop_ends_the_chain_after_the_round_in_progress(tmp_path: Path, fake: C
     workspace = made_workspace(tmp_path)
     layout, job_id = start(workspace, fake, 9)
     until(lambda: (layout.round(1).dir / "child.tmp" / "out").exists(), layout)
-    assert "Detached run: SLURM job" in workspace.autoqec("show", layout.run_id).out
+    shown = workspace.autoqec("show", layout.run_id, **fake.env).out
+    assert f"Detached run: job {job_id} (running), then job" in shown and "(pending). Stop it:" in shown
     stopped = workspace.autoqec("stop", layout.run_id, **fake.env)
     assert stopped.code == 0 and "after its rounds in progress" in stopped.out, stopped.err
     until(lambda: run_control.read_detached(layout) is None, layout)
@@ -127,8 +132,10 @@ def test_run_whose_job_waits_is_stopped_at_once_and_detached_once(tmp_path: Path
     assert not run_control.stop_requested(layout)
     dead = resumed.objects[-1]["job"]
     fake.ask("scancel", dead)
-    watched = workspace.autoqec("watch", layout.run_id, **fake.env)
-    assert watched.code == 0, "SLURM has no job of the run any more"
+    for command in ("watch", "show"):
+        shown = workspace.autoqec(command, layout.run_id, **fake.env)
+        assert shown.code == 0 and "SLURM has no job of it" in shown.out + shown.err, command
+        assert f"autoqec run --resume {layout.run_id}" in shown.out + shown.err
 
 
 @pytest.mark.parametrize(
@@ -187,31 +194,68 @@ def in_job(layout: RunLayout, number: int, outcome: LoopResult | BaseException) 
     return state
 
 
+def script_variables(script: str) -> dict[str, str]:
+    """Return the variables of a detached run that the script of a job exports."""
+    words = shlex.split(script.replace(";", " ; "))
+    return dict(word.split("=", 1) for word in words if word.startswith("AUTOQEC_DETACHED"))
+
+
 HANDED_OVER = LoopResult((), "interrupted; --resume continues", interrupted=True)
 
 
-def test_start_keeps_what_its_first_job_wrote(
+def detach(layout: RunLayout, on_open: Callable[[Run], None] = lambda run: None) -> DetachedRun:
+    """Detach the run as `autoqec run --resume RUN --executor slurm --detach` does."""
+    chosen = complete_options({"executor": "slurm", "detach": True}, resume=layout.run_id)
+    options = parse_run_options(None, {"executor", "detach"}, **chosen)
+    return detached.start(options, ignore, on_open, ())[1]
+
+
+def test_run_is_held_until_its_first_job_is_recorded(
     layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job may begin before the command that queued it has recorded its id."""
+    """A job that begins at once waits, so that it overwrites nothing, and a second start is refused."""
     queue_job = orchestrator_job.submit
 
-    def submit(layout: RunLayout, settings: RunSettings, number: int, after: str | None = None) -> str:
-        job_id = queue_job(layout, settings, number, after)
-        state = run_control.last_chain(layout)
-        assert state is not None and state.number == number
-        monkeypatch.setattr(orchestrator_job, "submit", queue_job)
-        monkeypatch.setenv("SLURM_JOB_ID", job_id)
-        in_job(layout, number, HANDED_OVER)
-        return job_id
+    def submit(*arguments: Any) -> str:
+        assert run_lock.is_locked(layout.root)
+        with pytest.raises(UsageError, match="held by process"):
+            detach(layout)
+        return queue_job(*arguments)
 
     monkeypatch.setattr(orchestrator_job, "submit", submit)
     monkeypatch.chdir(layout.repo_root)
-    chosen = complete_options({"executor": "slurm", "detach": True}, resume=layout.run_id)
-    _, shown = detached.start(parse_run_options(None, set(), **chosen), ignore, lambda run: None, ())
-    state = run_control.read_detached(layout)
-    assert state is not None and state.job_id == shown.job_id and state.handed_over
-    assert fake.jobs() == {state.job_id: "PENDING", state.successor_id: "PENDING"}
+    state = detach(layout)
+    assert run_control.read_detached(layout) == state and fake.jobs() == {state.job_id: "PENDING"}
+
+
+def test_second_start_is_refused_if_the_first_one_detached_the_run_meanwhile(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both starts found no chain; the first one held the run, queued its job and ended, before the second held it."""
+    monkeypatch.chdir(layout.repo_root)
+
+    def first_start(run: Run) -> None:
+        state = DetachedRun(number=3, began=datetime.now(UTC))
+        job_id = orchestrator_job.submit(layout, RunSettings(), 3, state)
+        run_control.write_detached(layout, state.model_copy(update={"job_id": job_id}))
+
+    with pytest.raises(UsageError, match="detached: SLURM job"):
+        detach(layout, first_start)
+    assert list(fake.jobs().values()) == ["PENDING"]
+
+
+@pytest.mark.parametrize("words", [(), ("--no-detach",)])
+def test_job_whose_id_was_not_recorded_holds_the_run(
+    layout: RunLayout, workspace_of_user: Workspace, fake: Cluster, words: tuple[str, ...]
+) -> None:
+    """The command that queued the first job was killed before it wrote the id."""
+    state = DetachedRun(number=1, began=datetime.now(UTC))
+    job_id = orchestrator_job.submit(layout, RunSettings(), 1, state)
+    refused = workspace_of_user.autoqec("run", "--resume", layout.run_id, *words, **fake.env)
+    assert refused.code == 2
+    check_error(refused.err, f"SLURM job {job_id} holds it", hint=True)
+    stopped = workspace_of_user.autoqec("stop", layout.run_id, **fake.env)
+    assert stopped.code == 0 and job_id in stopped.out and fake.jobs() == {job_id: "CANCELLED"}
 
 
 def test_interrupted_job_leaves_its_successor(layout: RunLayout, fake: Cluster) -> None:
@@ -385,6 +429,124 @@ def test_refused_successor_is_tried_again_at_the_end(
     ended = run_control.last_chain(layout)
     assert ended is not None and "no further job could be queued" in str(ended.ended)
     assert "Unable to contact slurm controller" in str(ended.ended), "what the user has to know"
+
+
+def test_chain_ends_if_the_user_cancels_all_of_its_jobs(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `scancel --me` does. SIGTERM reaches the process, which must not queue another job."""
+    own = orchestrator_job.submit(layout, RunSettings(), 1, DetachedRun(number=1, began=datetime.now(UTC)))
+    monkeypatch.setenv("SLURM_JOB_ID", own)
+
+    def run_rounds(began: datetime) -> LoopResult:
+        for job_id in fake.jobs():
+            fake.ask("scancel", job_id)
+        return HANDED_OVER
+
+    detached.continue_run(layout, 1, run_rounds)
+    ended = run_control.last_chain(layout)
+    assert ended is not None and "cancelled" in str(ended.ended)
+    assert list(fake.jobs().values()) == ["CANCELLED", "CANCELLED"]
+
+
+def replace_by_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "not JSON": lambda path: path.write_text("{"),
+    "another schema": lambda path: path.write_text('{"number": "first"}'),
+    "a directory": replace_by_directory,
+}
+
+
+@pytest.mark.parametrize("kind", ["not JSON", "another schema"])
+def test_job_continues_the_chain_if_its_state_is_damaged(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """It was given the state when it was queued, and replaces the file."""
+    first = in_job(layout, 1, HANDED_OVER)
+    assert fake.conf is not None
+    queued = json.loads((fake.conf.parent / f"job_{first.successor_id}" / "job.json").read_text())
+    for name, value in script_variables(queued["options"]["wrap"]).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_ID", str(first.successor_id))
+    DAMAGE[kind](layout.detached)
+    state = in_job(layout, 2, HANDED_OVER)
+    assert state.number == 2 and state.began == first.began and state.ended is None
+    assert fake.jobs() == {first.successor_id: "PENDING", state.successor_id: "PENDING"}
+    assert "detached.json" in caplog.text
+
+
+def test_unreadable_state_that_cannot_be_replaced_ends_in_a_limited_number_of_jobs(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = DetachedRun(number=1, began=datetime.now(UTC))
+    monkeypatch.setenv("AUTOQEC_DETACHED_STATE", json.dumps(state.dump()))
+    DAMAGE["a directory"](layout.detached)
+    for number in range(1, detached.MAX_WITHOUT_PROGRESS + 2):
+        monkeypatch.setenv("AUTOQEC_DETACHED", f"{layout.run_id}:{number}")
+        with pytest.raises(StorageError):
+            in_job(layout, number, HANDED_OVER)
+    assert len(fake.jobs()) == detached.MAX_WITHOUT_PROGRESS, "and no job for ever"
+
+
+@pytest.mark.parametrize("kind", [*DAMAGE])
+def test_damaged_state_is_shown_and_the_next_start_replaces_it(
+    layout: RunLayout, workspace_of_user: Workspace, fake: Cluster, kind: str
+) -> None:
+    job_id = orchestrator_job.submit(layout, RunSettings(), 1, DetachedRun(number=1, began=datetime.now(UTC)))
+    DAMAGE[kind](layout.detached)
+    shown = workspace_of_user.autoqec("show", layout.run_id, **fake.env)
+    assert shown.code == 0 and "detached.json" in shown.out and f"job {job_id} (pending)" in shown.out, shown.err
+    refused = workspace_of_user.autoqec("run", "--resume", layout.run_id, "--dry-run", **fake.env)
+    assert refused.code == 2
+    check_error(refused.err, "detached.json", f"SLURM job {job_id} holds it", "autoqec stop", hint=True)
+    fake.ask("scancel", job_id)
+    watched = workspace_of_user.autoqec("watch", layout.run_id, **fake.env)
+    assert watched.code == 0 and "SLURM has no job of it" in watched.out + watched.err
+    refused = workspace_of_user.autoqec("stop", layout.run_id, **fake.env)
+    assert refused.code == 2
+    check_error(refused.err, "not in progress", hint=True)
+    words = () if kind == "a directory" else ("--executor", "slurm", "--detach")
+    resumed = workspace_of_user.autoqec("run", "--resume", layout.run_id, *words, "--rounds", "1", **fake.env)
+    if kind == "a directory":  # the user has to move it
+        assert resumed.code == 74
+        check_error(resumed.err, "detached.json", hint=True)
+    else:
+        state = run_control.read_detached(layout)
+        assert resumed.code == 0 and state is not None and fake.jobs()[str(state.job_id)] == "PENDING", resumed.err
+        assert "detached.json" in resumed.err, "a note says that it was replaced"
+
+
+def test_file_system_that_fails_for_some_time_keeps_the_chain(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """run.json, of which the options of the next job follow, cannot be read at first, e.g. through a stale handle."""
+    read, waits = History.info, list[float]()
+
+    def info(history: History) -> RunInfo:
+        if len(waits) < 3:
+            raise StorageError("could not be read: Stale file handle")
+        return read(history)
+
+    monkeypatch.setattr(History, "info", info)
+    monkeypatch.setattr(detached, "time", SimpleNamespace(sleep=waits.append))
+    state = in_job(layout, 1, HANDED_OVER)
+    assert state.ended is None and fake.jobs() == {state.successor_id: "PENDING"}
+
+
+def test_failure_without_a_queued_successor_is_recorded(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would continue the run, and `show` has to say so."""
+    monkeypatch.setattr(slurm, "RETRY_DELAYS_S", ())
+    fake.change(down=True)
+    with pytest.raises(InfrastructureError):
+        in_job(layout, 1, InfrastructureError("killed"))
+    ended = run_control.last_chain(layout)
+    assert ended is not None and "killed" in str(ended.ended)
 
 
 def test_time_limit_is_announced_to_the_command(fake: Cluster, tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autoqec.contracts.job import DetachedRun
 from autoqec.contracts.settings import ModelSettings, RunSettings
 from autoqec.launch import orchestrator_job
 from autoqec.llm import cli_client
 from autoqec.store.layout import RunLayout
 
+RECORDED = DetachedRun(number=1, began=datetime.now(UTC))
 MODEL = ModelSettings(backend="anthropic", model="claude-opus-5-5")
 CONNECTION = {
     "ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "HTTPS_PROXY", "https_proxy",
@@ -38,7 +41,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_job_sees_keys_and_connection_only_if_it_asks_a_model(
     tmp_path: Path, submitted: list[dict[str, Any]], settings: RunSettings, is_asked: bool
 ) -> None:
-    orchestrator_job.submit(RunLayout(tmp_path, "20260101-000000"), settings, 1)
+    orchestrator_job.submit(RunLayout(tmp_path, "20260101-000000"), settings, 1, RECORDED)
     names = CONNECTION | {"ANTHROPIC_API_KEY", "OPENAI_API_KEY"}
     assert names & set(submitted[0]["exported"]) == (names if is_asked else set())
 
@@ -46,6 +49,6 @@ def test_job_sees_keys_and_connection_only_if_it_asks_a_model(
 @pytest.mark.parametrize("program", ["claude", "codex"])
 def test_job_sees_what_the_command_lines_see(tmp_path: Path, submitted: list[dict[str, Any]], program: str) -> None:
     settings = RunSettings(models={"ideator": ModelSettings(backend=program, model=program)})
-    orchestrator_job.submit(RunLayout(tmp_path, "20260101-000000"), settings, 1)
+    orchestrator_job.submit(RunLayout(tmp_path, "20260101-000000"), settings, 1, RECORDED)
     seen = {*cli_client._SHARED_ENV_VARS, *cli_client._PROGRAM_ENV_VARS[program]} - {"USER", "LOGNAME"}
     assert seen <= set(submitted[0]["exported"])
