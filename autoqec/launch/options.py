@@ -16,7 +16,7 @@ from autoqec.contracts.pins import apply_pins, family_pins, format_pins
 from autoqec.contracts.profiles import GROWING, Profile, ProfileName, default_scale, profile_of
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
-from autoqec.launch import orchestrator_job, role_options, settings
+from autoqec.launch import model_access, orchestrator_job, role_options, settings
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.batches import RoundDuration, batch_options
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
@@ -160,6 +160,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
     if chosen["no_llm"] and choice.models:
         raise UsageError(f"ideator {choice.ideator} calls a language model", location="--no-llm", hint="--ideator tpe")
     role_options.check_role_options(choice, root)
+    resolved = settings.with_models(resolved, choice)
     if "open_modules" in explicit and chosen["open_modules"] and "coder" not in choice.models:
         message = f"ideator `{choice.ideator}` proposes configs only, so no code is edited"
         raise UsageError(message, location="--open-modules", hint="--ideator llm")
@@ -186,7 +187,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         secret_file=chosen["secret_file"],
         choice=choice,
         pins=pins,
-        settings=settings.with_models(resolved, choice),
+        settings=resolved,
         cluster=_slurm_options(resolved, profile_of(profile, scale), check=check),
         image=_image(resolved, root),
         orchestrator=_orchestrator_options(resolved, check=check),
@@ -237,6 +238,7 @@ def _orchestrator_options(resolved: RunSettings, *, check: bool) -> dict[str, st
     job_options = orchestrator_job.job_options(resolved)
     if check:
         slurm.check(job_options)
+        model_access.require_reachable(resolved, job_options)
     return job_options
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -15,8 +13,7 @@ from autoqec.contracts.job import DetachedRun
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import AutoqecError, ContractError, StorageError, UsageError
 from autoqec.installation import IMPORT_DIR
-from autoqec.llm import environment
-from autoqec.llm.redact import SECRET_ENV_VARS
+from autoqec.launch import model_access
 from autoqec.qec.decoder_trust import trusted_functions
 from autoqec.store import atomic, run_control
 from autoqec.store.layout import RunLayout
@@ -27,7 +24,6 @@ DEFAULTS = {"time": "60", "cpus": "1", "mem": "4G"}
 _INHERITED = ("partition", "account", "qos")  # from --slurm; GPUs and nodes of the rounds are not needed
 _POSITION = "AUTOQEC_DETACHED"  # RUN:POSITION, in the jobs of a detached run
 _STATE = "AUTOQEC_DETACHED_STATE"  # what detached.json held when the job was queued
-_ROLE_VARIABLE = re.compile(r"AUTOQEC_[A-Z_]+_(BACKEND|MODEL|BASE_URL|TIMEOUT_S)")
 
 
 def job_options(settings: RunSettings) -> dict[str, str]:
@@ -137,16 +133,7 @@ def submit(
         directory=layout.repo_root,
         log=layout.detached_logs / "%j.log",
         package=IMPORT_DIR,
-        exported=[*_exported(settings)],
+        exported=[sandbox.OPT_OUT_VARIABLE, *model_access.exported_variables(settings)],
         variables={_POSITION: f"{layout.run_id}:{number}", _STATE: json.dumps(recorded.dump())},
         after=after,
     )
-
-
-def _exported(settings: RunSettings) -> Iterator[str]:
-    """Yield the variables that the process of the run reads; keys, endpoints and proxies only if it asks a model."""
-    yield sandbox.OPT_OUT_VARIABLE
-    if settings.models:
-        yield from (name for name in os.environ if _ROLE_VARIABLE.fullmatch(name))
-    if settings.models and not settings.cassette:
-        yield from (*SECRET_ENV_VARS, *environment.CONNECTION)

@@ -14,4 +14,6 @@ ENDPOINTS = {
     "claude": ("ANTHROPIC_BASE_URL", "CLAUDE_CONFIG_DIR"),
     "codex": ("OPENAI_BASE_URL", "CODEX_HOME"),
 }
-CONNECTION = (*NETWORK, *(name for names in ENDPOINTS.values() for name in names))
+# Read by the libraries of the providers.
+ACCOUNTS = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "ANTHROPIC_CUSTOM_HEADERS")
+CONNECTION = (*NETWORK, *ACCOUNTS, *(name for names in ENDPOINTS.values() for name in names))

@@ -7,9 +7,10 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ from autoqec.system.run_lock import lock_run
 from autoqec.system.slurm_script import submit_command
 from tests.conftest import Workspace, made_workspace
 from tests.support.clusters import KEY, Cluster
+from tests.support.messages_server import MessagesServer
 from tests.support.shown import check_error
 
 PATIENCE_S = 400
@@ -154,6 +156,32 @@ def test_refused_options_write_nothing(
     assert shown.code == 2
     check_error(shown.err, message, hint=True)
     assert not (workspace_of_user.root / "runs").exists() and fake.jobs() == {}
+
+
+def test_key_reaches_the_model_through_the_environment_of_the_job_alone(
+    workspace_of_user: Workspace, fake: Cluster
+) -> None:
+    """No file of the run, no script and no command line holds it. A start without a key is refused."""
+    words = ("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--ideator", "llm", "--json", *DETACH)
+    assert fake.conf is not None
+    with MessagesServer(key=KEY) as server:
+        endpoint = {**fake.env, "ANTHROPIC_BASE_URL": server.url}
+        refused = workspace_of_user.autoqec(*words, **endpoint)
+        assert refused.code == 2 and fake.jobs() == {}
+        check_error(refused.err, "no key for the language model", hint=True)
+        shown = workspace_of_user.autoqec(*words, **endpoint, ANTHROPIC_API_KEY=KEY)
+        assert shown.code == 0, shown.err
+        layout, job_id = RunLayout(workspace_of_user.root, shown.objects[-1]["run_id"]), shown.objects[-1]["job"]
+        until(lambda: server.requests, layout)  # requests without the key are refused and not kept
+        for job in reversed(fake.jobs()):
+            with suppress(subprocess.CalledProcessError):  # it has ended
+                fake.ask("scancel", job)
+    place = fake.conf.parent / f"job_{job_id}"
+    job = json.loads((place / "job.json").read_text())
+    assert job["env"]["ANTHROPIC_API_KEY"] == KEY
+    assert KEY not in json.dumps({**job, "env": None}) + (place / "script").read_text()
+    written = [path for path in workspace_of_user.root.rglob("*") if path.is_file()]
+    assert layout.detached in written and not [path for path in written if KEY.encode() in path.read_bytes()]
 
 
 def test_dry_run_shows_the_jobs_and_queues_none(workspace_of_user: Workspace, fake: Cluster) -> None:

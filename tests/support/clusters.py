@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STANDIN = Path(__file__).with_name("standins") / "slurm"
-COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "sacct", "scancel")
+COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "sacct", "scancel", "sinfo")
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PATIENCE_S = 60
 KEY = "sk-a-key-that-no-job-may-see"  # in the environment of the process that submits
