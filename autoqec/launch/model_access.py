@@ -14,7 +14,7 @@ from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
 from autoqec.llm import environment
 from autoqec.llm.redact import SECRET_ENV_VARS
-from autoqec.system import slurm
+from autoqec.system import slurm_commands
 
 _ROLE_VARIABLE = re.compile(r"AUTOQEC_[A-Z_]+_(BACKEND|MODEL|BASE_URL|TIMEOUT_S)")
 # Endpoint of a backend if the role has none of its own.
@@ -64,6 +64,6 @@ def _has_only_this_machine(partition: str | None) -> bool:
     if shutil.which("sinfo") is None:
         return False
     where = [] if partition is None else [f"--partition={partition}"]
-    status, output = slurm.run_command("sinfo", "--noheader", "--Node", "--format=%n", *where)
+    status, output = slurm_commands.run_command("sinfo", "--noheader", "--Node", "--format=%n", *where)
     nodes = {name.partition(".")[0] for name in output.split()}
     return status == 0 and nodes == {socket.gethostname().partition(".")[0]}

@@ -54,14 +54,15 @@ def require_no_chain(layout: RunLayout) -> None:
     """Raise UsageError if jobs of a chain hold the run, or will, and this process is not one of them."""
     if position(layout.run_id) is not None:
         return
+    what, job_ids = "the run is detached", tuple[str | None, ...]()
     try:
         state = run_control.read_detached(layout)
     except AutoqecError as error:
-        what, job_ids = f"the run is detached, and {error.summary}", ()
+        what = f"{what}, and {error.summary}"
     else:
         if state is None:
             return
-        what, job_ids = "the run is detached", (state.job_id, state.successor_id)
+        job_ids = state.job_id, state.successor_id
     jobs = live_jobs(run_control.chain_job_name(layout), *job_ids)
     if jobs == {}:
         return

@@ -11,16 +11,17 @@ from autoqec.system.slurm_script import live_jobs
 
 def describe_chain(layout: RunLayout) -> str | None:
     """Return one line about the jobs of a run that is or was detached, and what to do; None for any other run."""
+    what, job_ids = "Detached run", tuple[str | None, ...]()
     try:
         state = run_control.last_chain(layout)
     except AutoqecError as error:
-        what, job_ids = f"Detached run, but {plain(error.summary, 600)}", ()
+        what = f"{what}, but {plain(error.summary, 600)}"
     else:
         if state is None:
             return None
         if state.ended is not None:
             return f"Detached run, ended: {plain(state.ended, 600)}"
-        what, job_ids = "Detached run", (state.job_id, state.successor_id)
+        job_ids = state.job_id, state.successor_id
     jobs = live_jobs(run_control.chain_job_name(layout), *job_ids)
     if jobs == {}:
         return f"{what}: SLURM has no job of it. Continue it: autoqec run --resume {layout.run_id}"
@@ -34,10 +35,11 @@ def describe_chain(layout: RunLayout) -> str | None:
 
 def has_no_jobs(layout: RunLayout) -> bool:
     """Return whether SLURM has no job of a detached run any more, although its chain did not end in order."""
+    job_ids = tuple[str | None, ...]()
     try:
         state = run_control.read_detached(layout)
     except AutoqecError:
-        job_ids: tuple[str | None, ...] = ()
+        pass
     else:
         if state is None:
             return False

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 from autoqec import optional
 from autoqec.errors import UsageError
 from autoqec.system.process import child
-from autoqec.system.scratch import scratch
+from autoqec.system.slurm_commands import run_command, run_sbatch
 
 # --slurm key -> submitit's name of it
 OPTION_NAMES = {
@@ -43,7 +43,6 @@ EXPORTED_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_
 _TIME = re.compile(r"(?P<minutes>[1-9]\d*)|(?:(?P<days>\d+)-)?(?P<clock>\d+:[0-5]\d:[0-5]\d)")
 # Temporary files of a job are on its node's own disk if the cluster offers one.
 NODE_SCRATCH = 'export TMPDIR="${SLURM_TMPDIR:-${TMPDIR:-/tmp}}"'
-_TIMEOUT_S = 60.0
 _INVALID = "Invalid job id"
 # What a controller that is restarting or overrun lets sbatch say; a refusal of what was asked for reads otherwise.
 _TRANSIENT = re.compile(
@@ -121,7 +120,7 @@ def check(options: Mapping[str, str]) -> None:
             hint = "start on a machine of the cluster, or leave out --executor slurm"
             raise UsageError(f"`{command}` is not on the PATH", location="--executor slurm", hint=hint)
     _executor(Path(tempfile.gettempdir()), "autoqec-check", options)
-    status, output = run_command("sbatch", "--test-only", *sbatch_flags(options), "--wrap=true")
+    status, output = run_sbatch("--test-only", *sbatch_flags(options), "--wrap=true")
     if status != 0:
         raise _rejection(output, options)
 
@@ -331,15 +330,3 @@ def _error_summary(output: str) -> str:
     """Return SLURM's errors in one line."""
     lines = [re.sub(r"^\w+: (error|fatal): ", "", line.strip()) for line in output.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines))[:400] or "no message"
-
-
-def run_command(*argv: str, exported: Sequence[str] = ()) -> tuple[int, str]:
-    """Run one of SLURM's commands, which sees the `exported` variables; return exit status and output."""
-    known = {name: os.environ[name] for name in ("SLURM_CONF", *exported) if name in os.environ}
-    with scratch("slurm") as directory:
-        output = directory / "said"
-        limits = child.Limits(wallclock_s=_TIMEOUT_S)
-        ended = child.run(argv, cwd=directory, env=known, limits=limits, stdout=output)
-        return (ended.returncode or (1 if ended.limit_broken else 0)), output.read_text(
-            encoding="utf-8", errors="replace"
-        )

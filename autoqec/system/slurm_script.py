@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from autoqec.system import slurm
+from autoqec.system import slurm, slurm_commands
 from autoqec.system.process import child
 
 WARNING_S = 120  # between SIGTERM and the time limit, of jobs of four minutes and more
@@ -66,7 +66,7 @@ def submit_command(
     ]
 
     def submit_once() -> list[str]:
-        status, output = slurm.run_command("sbatch", *flags, exported=names)
+        status, output = slurm_commands.run_sbatch(*flags, exported=names)
         accepted = re.search(r"Submitted batch job (\d+)", output)
         if status != 0 or accepted is None:
             raise slurm.submission_error(output, options)
@@ -98,7 +98,7 @@ def live_jobs(name: str, *job_ids: str | None) -> dict[str, str] | None:
     """
     if shutil.which("squeue") is None:
         return None
-    status, output = slurm.run_command("squeue", "--me", "--noheader", "--format=%i|%T|%j")
+    status, output = slurm_commands.run_command("squeue", "--me", "--noheader", "--format=%i|%T|%j")
     if status != 0:
         return None
     lines = [line.strip().split("|", 2) for line in output.splitlines() if line.count("|") >= 2]

@@ -78,8 +78,8 @@ def test_light_packages_import_nothing_heavy() -> None:
 
 
 def test_only_system_starts_processes() -> None:
-    # child starts the supervisor, which starts the sandbox helper; the git package starts git
-    modules = ("process/child", "process/supervise", "sandbox/confine", "git/__init__")
+    # child starts the supervisor, which starts the sandbox helper; the git package starts git, slurm_commands queries
+    modules = ("process/child", "process/supervise", "sandbox/confine", "git/__init__", "slurm_commands")
     allowed = {f"autoqec/system/{name}.py" for name in modules}
     # training over several processes spawns them inside the round's sandbox and passes them descriptors
     allowed |= {f"autoqec/runner/{name}.py" for name in ("process_group", "shared_memory")}

@@ -1,0 +1,50 @@
+"""Calls of SLURM's commands, with few of this process's variables and a time limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+from autoqec.system.process import child
+from autoqec.system.scratch import scratch
+
+_TIMEOUT_S = 60.0
+
+
+def run_command(*argv: str, exported: Sequence[str] = ()) -> tuple[int, str]:
+    """Run one of SLURM's commands, which sees the `exported` variables; return exit status and output.
+
+    A login process asks every few seconds, so that there is no supervisor, which takes 30 times the command's CPU time.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            cwd="/",
+            env=child.environment(_exported(exported)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT_S,
+            start_new_session=True,  # Ctrl-C in a terminal is for this process alone
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return 1, f"no answer in {_TIMEOUT_S:.0f} s: {(error.output or b'').decode(errors='replace')}"
+    except OSError as error:
+        return 127, str(error)
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def run_sbatch(*flags: str, exported: Sequence[str] = ()) -> tuple[int, str]:
+    """Run sbatch as `run_command` does, but end it with this process: it must queue no job that no process awaits."""
+    with scratch("slurm") as directory:
+        output = directory / "said"
+        limits = child.Limits(wallclock_s=_TIMEOUT_S)
+        ended = child.run(["sbatch", *flags], cwd=directory, env=_exported(exported), limits=limits, stdout=output)
+        status = ended.returncode or (1 if ended.limit_broken else 0)
+        return status, output.read_text(encoding="utf-8", errors="replace")
+
+
+def _exported(names: Sequence[str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in ("SLURM_CONF", *names) if name in os.environ}
