@@ -275,12 +275,15 @@ def _maintain(state: RunInspection, found: RoundState) -> Iterator[RecoveryActio
 
 
 def _drop_empty_branch(state: RunInspection, found: RoundState) -> Iterator[RecoveryAction]:
-    """Delete a branch without a commit of its own that was checked out when its round was closed."""
+    """Delete a branch without a commit of its own that was checked out when its round was closed, also if renamed."""
     attempt = state.attempts.get(found.attempt_id)
     planned = attempt.planned if attempt is not None else None
-    tip = state.branches.get(planned.branch) if planned is not None else None
-    if planned is not None and tip is not None and tip.sha == planned.base_sha:
-        yield from _drop(state, planned.branch, tip.sha, f"{planned.branch} has no commit of its own")
+    if planned is None:
+        return
+    for branch in (planned.branch, quarantine_branch_of(planned.branch)):
+        tip = state.branches.get(branch)
+        if tip is not None and tip.sha == planned.base_sha:
+            yield from _drop(state, branch, tip.sha, f"{branch} has no commit of its own")
 
 
 def _pin_of(state: RunInspection, row: HistoryRow | None) -> RecoveryAction | None:

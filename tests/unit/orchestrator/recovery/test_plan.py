@@ -205,12 +205,15 @@ def test_checked_out_branch_keeps_its_name_when_quarantined() -> None:
     assert [(action.kind, action.branch) for action in later] == [("drop_ref", branch(1))], "once it is free again"
 
 
-def test_checked_out_branch_without_commits_is_not_deleted() -> None:
-    found = {"branches": {branch(1): BranchTip(sha("baseline"))}}
-    actions = plan_recovery(state(*LINES, **found, checked_out=frozenset({branch(1)})))
+@pytest.mark.parametrize("renamed", [branch(1), quarantine_branch_of(branch(1))])
+def test_checked_out_branch_without_commits_is_deleted_once_it_is_free(renamed: str) -> None:
+    tip = BranchTip(sha("baseline"))
+    actions = plan_recovery(state(*LINES, branches={branch(1): tip}, checked_out=frozenset({branch(1)})))
     assert kinds(actions) == ["append_row", "views"]
-    later = plan_recovery(state(*LINES, **found, rows=(only_row(actions),)))
-    assert [(action.kind, action.branch) for action in later] == [("drop_ref", branch(1))]
+    recorded = {"rows": (only_row(actions),), "branches": {renamed: tip}}
+    assert plan_recovery(state(*LINES, **recorded, checked_out=frozenset({renamed}))) == []
+    later = plan_recovery(state(*LINES, **recorded))
+    assert [(action.kind, action.branch) for action in later] == [("drop_ref", renamed)]
 
 
 @pytest.mark.parametrize(
