@@ -18,6 +18,8 @@ from autoqec.store.package_layout import PACKAGED_MODELS, ModelLayout
 from autoqec.store.round_files import read_contract
 from autoqec.system.scratch import scratch
 
+REINSTALL = "pip install --force-reinstall --no-deps autoqec, or in a checkout: git restore FILE"
+
 
 @cache
 def load_models(directory: Path = PACKAGED_MODELS) -> dict[str, VerifiedModel]:
@@ -31,7 +33,7 @@ def load_models(directory: Path = PACKAGED_MODELS) -> dict[str, VerifiedModel]:
         try:
             value = json.loads(files.read_text(path))
         except ValueError as error:
-            raise ContractError(f"is not JSON ({error})", location=str(path), hint="install autoqec again") from error
+            raise ContractError(f"is not JSON ({error})", location=str(path), hint=REINSTALL) from error
         model = VerifiedModel.read(value, location=str(path))
         found[model.name] = model
     return found
@@ -46,14 +48,15 @@ def model_layout(name: str, directory: Path = PACKAGED_MODELS) -> ModelLayout:
 
 
 def model_path(name: str, directory: Path = PACKAGED_MODELS) -> Path:
-    """Return the checkpoint of a model after comparing its hash.
+    """Return the checkpoint of a model after comparing its hash and that of its env.
 
     Raises:
         UsageError: There is no model of this name.
-        ContractError: The file is missing or is not the one that was verified.
+        ContractError: A file is missing or is not the one that was verified.
     """
     layout = model_layout(name, directory)
     _check_hash(layout.checkpoint, load_models(directory)[name].checkpoint_sha256)
+    _check_hash(layout.env, model_report(name, directory).env_yaml_sha256)
     return layout.checkpoint
 
 
@@ -67,7 +70,7 @@ def model_report(name: str, directory: Path = PACKAGED_MODELS) -> VerifyReport:
     path = model_layout(name, directory).report
     report = read_contract(path, VerifyReport)
     if report is None:
-        raise ContractError("the report is missing", location=str(path), hint="install autoqec again")
+        raise ContractError("the report is missing", location=str(path), hint=REINSTALL)
     return report
 
 
@@ -97,7 +100,7 @@ def _check_hash(path: Path, expected: str) -> None:
     try:
         found = sha256_bytes(files.read_bytes(path))
     except UsageError as error:
-        raise ContractError("is missing", location=str(path), hint="install autoqec again") from error
+        raise ContractError("is missing", location=str(path), hint=REINSTALL) from error
     if found != expected:
         message = f"is not the file that was verified: its hash is {found[:12]}…, not {expected[:12]}…"
-        raise ContractError(message, location=str(path), hint="install autoqec again")
+        raise ContractError(message, location=str(path), hint=REINSTALL)

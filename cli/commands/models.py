@@ -18,9 +18,9 @@ def command(context: click.Context, /, out: Output) -> None:
     from autoqec.reporting.text import effect_line
 
     for name, model in load_models().items():
-        path = model_path(name)
+        path, report = model_path(name), model_report(name)
         out.say(f"{name}: {model.claim}")
-        for baseline in model_report(name).panel:
+        for baseline in report.panel:
             out.say(f"  {effect_line(baseline.name, baseline.against)}")
         if model.translation_invariant:
             out.say("  decodes other distances and numbers of rounds too: decode --model NAME --dem FILE")
@@ -33,7 +33,7 @@ def command(context: click.Context, /, out: Output) -> None:
 @click.argument("name")
 @options
 def path(name: str, out: Output) -> None:
-    """Print the checkpoint of model NAME, after comparing its hash."""
+    """Print the checkpoint of model NAME, after comparing its hash and that of its env."""
     from autoqec.models import model_path
 
     found = model_path(name)

@@ -104,6 +104,18 @@ def test_changed_checkpoint_is_refused(copied: Path) -> None:
         model_path(NAME, copied)
 
 
+@pytest.mark.parametrize("file", ["env.yaml", "verification_report.json"])
+def test_model_with_a_changed_env_or_without_report_is_refused(file: str, copied: Path) -> None:
+    path = copied / NAME / file
+    if file == "env.yaml":
+        path.write_text(path.read_text().replace("target_p: 0.005", "target_p: 0.006"), encoding="utf-8")
+    else:
+        path.unlink()
+    with pytest.raises(ContractError, match="is not the file that was verified|is missing") as error:
+        model_path(NAME, copied)
+    assert str(path) in str(error.value) and "--force-reinstall" in (error.value.hint or "")
+
+
 def test_damaged_description_is_refused(copied: Path) -> None:
     (copied / NAME / "model.json").write_text("{")
     with pytest.raises(ContractError, match="is not JSON"):
