@@ -136,7 +136,8 @@ def read_translation_invariant(path: Path) -> tuple[dict[str, Any], PredecoderDS
     payload = read(path)
     dsl = parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
     if not dsl.translation_invariant:
-        raise ContractError(f"weights of type `{dsl.type}` belong to one circuit", location=str(path))
+        hint = "use a checkpoint of type `local`, whose weights fit every distance and number of rounds"
+        raise ContractError(f"weights of type `{dsl.type}` belong to one circuit", location=str(path), hint=hint)
     return payload, dsl
 
 

@@ -101,7 +101,9 @@ class CheckpointDecoder:
 
         Raises:
             ContractError: The weights belong to one circuit, or do not fit this one.
+            UsageError: The model has no coordinates.
         """
+        require_coordinates(problem.coordinates)
         with _checkpoint_errors(path):
             model, known = checkpoint.load_for_other_circuit(path, problem)
         if not gated:
@@ -150,6 +152,16 @@ class CheckpointDecoder:
         log_odds = output[:, self._columns] + self.shift
         log_odds[:, self.unknown_edges] = self._prior[self.unknown_edges]
         return log_odds
+
+
+def require_coordinates(coordinates: np.ndarray) -> None:
+    """Raise UsageError if detectors, float64 [n_detectors, k], have no positions in space and time."""
+    if coordinates.shape[1] < 2 or not coordinates.any():
+        raise UsageError(
+            "other circuits and windows need detector coordinates (x, y, t), and the model has none",
+            location="detector error model",
+            hint="create it from a circuit whose DETECTOR instructions have coordinates",
+        )
 
 
 def check_detection_events(detection_events: np.ndarray, n_detectors: int) -> None:
@@ -254,7 +266,8 @@ def _model_mismatch_error(
         location=str(path),
         hint="accept a model of the same detectors with `autoqec decode --allow-other-dem`"
         if same_size
-        else "decode shots of the circuit that the env describes",
+        else "decode shots of the circuit that the env describes; weights of type `local` also fit other distances and "
+        "numbers of rounds",
     )
 
 

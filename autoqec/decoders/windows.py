@@ -28,6 +28,7 @@ from autoqec.decoders.decoding import (
     MAX_CHUNK_VALUES,
     CheckpointDecoder,
     check_detection_events,
+    require_coordinates,
     unexplained_shots,
 )
 from autoqec.errors import UsageError
@@ -132,9 +133,7 @@ class WindowedDecoder:
         self._problem, self._path = Problem.from_env(env), path
         self.n_detectors, self.n_observables = dem.num_detectors, dem.num_observables
         self._coordinates = detector_coordinates(dem, self.n_detectors)
-        if self._coordinates.shape[1] < 2 or not self._coordinates.any():
-            message = "windows need detector coordinates (x, y, t), and the model has none"
-            raise UsageError(message, location="detector error model", hint="leave out --window")
+        require_coordinates(self._coordinates)
         self._time_axis = min(self._coordinates.shape[1], 3) - 1
         self._times, self._rounds = np.unique(self._coordinates[:, self._time_axis], return_inverse=True)
         self._errors = ErrorStream(dem)

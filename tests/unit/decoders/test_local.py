@@ -15,7 +15,7 @@ from autoqec.decoders.base import Predecoder, ProblemView
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.modules import local
-from autoqec.errors import ContractError
+from autoqec.errors import ContractError, UsageError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample, unpack
 from tests.support.envs import surface
@@ -77,8 +77,9 @@ def test_shifted_syndrome_gives_shifted_outputs(shift: tuple[int, int, int]) -> 
     images = {edge: edge_of.get(frozenset(map(moved, detectors))) for detectors, edge in edge_of.items()}
     pairs = [(edge, image) for edge, image in images.items() if image is not None and inputs[edge] == inputs[image]]
     before, after = (model(part).detach() - model.prior for part in (shots, shifted))
+    assert len(pairs) > 20, "constant inputs depend on the position"
     source, target = torch.tensor(pairs).T
-    assert len(pairs) > 20 and float(before[:, source].std(dim=0).min()) > 1e-3
+    assert float(before[:, source].std(dim=0).min()) > 1e-3
     assert torch.allclose(before[:, source], after[:, target], atol=1e-5)
 
 
@@ -167,8 +168,9 @@ def test_models_without_coordinates_are_refused(tmp_path: Path) -> None:
     trained, other = problem(3, 3), problem(5, 5)
     path = saved(trained, tmp_path / "w.pt")
     bare = stim.DetectorErrorModel("\n".join(str(each) for each in other.dem if each.type == "error"))
-    with pytest.raises(ContractError, match="needs detector coordinates"):
+    with pytest.raises(UsageError, match="need detector coordinates") as caught:
         CheckpointDecoder.of(trained.env, path, bare)
+    assert caught.value.location == "detector error model" and "DETECTOR" in (caught.value.hint or "")
     with pytest.raises(ValueError, match="different coordinates"):
         view = ProblemView.of(trained)
         local.build(DSL.block.dump(), "linear", type(view)(**{**vars(view), "coordinates": 0 * view.coordinates + 1}))
@@ -178,10 +180,11 @@ def test_other_types_are_bound_to_their_circuit(tmp_path: Path) -> None:
     dsl = parse_dsl({"type": "mlp", "mlp": {"hidden": 8}})
     trained, other = problem(3, 3), problem(5, 5)
     checkpoint.save(tmp_path / "w.pt", compile_predecoder(dsl, trained, seed=0), dsl)
-    with pytest.raises(ContractError, match="type `mlp` belong to one circuit"):
+    with pytest.raises(ContractError, match="type `mlp` belong to one circuit") as loaded:
         checkpoint.load_for_other_circuit(tmp_path / "w.pt", other)
-    with pytest.raises(ContractError, match="120 detectors"):
+    with pytest.raises(ContractError, match="120 detectors") as decoded:
         CheckpointDecoder.of(trained.env, tmp_path / "w.pt", other.dem)
+    assert all("type `local`" in (each.value.hint or "") for each in (loaded, decoded))
 
 
 def test_long_experiments_are_decoded_in_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
