@@ -153,7 +153,12 @@ def diagnose_size(recorded: RecordedShots, block: RecordedBlock, problem: Proble
     flips = recorded.directory / block.observables
     if shotfiles.guess_format(path) != "b8" or shotfiles.guess_format(flips) not in ("b8", "01"):
         return None
-    unit = -(-problem.n_observables // 8) if shotfiles.guess_format(flips) == "b8" else problem.n_observables + 1
+    unit = -(-problem.n_observables // 8)
+    if shotfiles.guess_format(flips) == "01":
+        unit = problem.n_observables + 1
+        with flips.open("rb") as stream:
+            if not stream.read(unit).endswith(b"\n"):  # other line ends, or another number of observables
+                return None
     shots, rest = divmod(flips.stat().st_size, unit)
     width, uneven = divmod(path.stat().st_size, max(shots, 1))
     if shots == 0 or rest or uneven or width == -(-problem.n_detectors // 8):

@@ -17,6 +17,7 @@ import yaml
 from autoqec.errors import UsageError
 from autoqec.qec.recorded import progress
 from autoqec.qec.recorded import shots as shots_module
+from autoqec.qec.recorded.check import check_blocks
 from autoqec.qec.recorded.progress import SILENT
 from autoqec.qec.recorded.shots import RecordedShots, read_chunks
 from autoqec.qec.sampling import Shots, sample
@@ -157,6 +158,14 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "no circuit": (_no_circuit, "stim cannot read"),
     "observables missing": (_unpaired, "must be given together"),
 }
+
+
+def test_other_line_ends_are_not_taken_for_other_rounds(tmp_path: Path) -> None:
+    directory = plain_directory(tmp_path / "data", 640, 1)
+    flips = directory / "flips0.01"
+    flips.write_bytes(flips.read_bytes().replace(b"\n", b"\r\n"))
+    (found,) = check_blocks(RecordedShots.open(directory), problem(3))
+    assert found.diagnoses == () and found.counts is not None and found.counts.shots == 640
 
 
 @pytest.mark.parametrize("name", BAD)
