@@ -24,8 +24,8 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.decoding import first_events
-from autoqec.qec.recorded.likelihood import GroupModel, PatternCounter
-from autoqec.qec.recorded.progress import Reading
+from autoqec.qec.recorded.likelihood import MAX_ITERATIONS, GroupModel, PatternCounter
+from autoqec.qec.recorded.progress import SILENT, Reading
 from autoqec.qec.recorded.saved_counts import SavedCounts
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.statistics import (
@@ -85,7 +85,7 @@ def estimate_recorded(
     parts = patterns.watch(parts, 0 if start is None else start.shots)
     counts = count_events(parts, problem.n_detectors, start, saved.save_part)
     saved.save_all(counts)
-    probs = _fit(problem, counts, patterns)
+    probs = _fit(problem, counts, patterns, reading)
     result.save(probs=probs)
     return with_probabilities(problem.dem, probs)
 
@@ -98,13 +98,13 @@ def _require_estimable(problem: Problem) -> None:
         )
 
 
-def _fit(problem: Problem, counts: EventCounts, patterns: PatternCounter) -> np.ndarray:
+def _fit(problem: Problem, counts: EventCounts, patterns: PatternCounter, reading: Reading = SILENT) -> np.ndarray:
     """Return the estimated probabilities, float64 [n_mechanisms]; UsageError if there are no detection events."""
     if counts.shots == 0 or not counts.single.any():
         raise UsageError("no detection events to estimate a model from", hint="use more shots")
     scaled, strength = match_moments(problem, counts)
     model = GroupModel(problem, patterns)
-    refined = model.refine(scaled, strength)
+    refined = model.refine(scaled, strength, lambda done: reading.report("fitting the model", done, MAX_ITERATIONS))
     if model.misfit(refined) <= MAX_MISFIT:
         strength = refined
     probs = np.minimum((1 - np.exp(-strength)) / 2, LARGEST_P)

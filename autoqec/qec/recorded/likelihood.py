@@ -9,7 +9,8 @@ is maximized, a composite likelihood (Varin, Reid and Firth, Statistica Sinica 2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import scipy.sparse as sp
@@ -84,9 +85,10 @@ class PatternCounter:
         events[:-1] = unpack(packed, self._detectors).T
         for first in range(0, len(self.groups), GROUPS_AT_ONCE):
             groups = self.groups[first : first + GROUPS_AT_ONCE]
-            codes = np.repeat(np.arange(len(groups), dtype=np.int64)[:, None] * PATTERNS, len(packed), axis=1)
+            patterns = np.zeros((len(groups), len(packed)), np.uint8)
             for bit in range(GROUP):
-                codes += events[groups[:, bit]].astype(np.int64) << bit
+                patterns |= events[groups[:, bit]] << np.uint8(bit)
+            codes = patterns + np.arange(0, len(groups) * PATTERNS, PATTERNS)[:, None]
             counted = np.bincount(codes.ravel(), minlength=len(groups) * PATTERNS)
             self.counts[first : first + len(groups)] += counted.reshape(len(groups), PATTERNS)
 
@@ -107,12 +109,15 @@ class GroupModel:
         parities = np.exp(-(self.flipped @ strength).reshape(-1, PATTERNS) @ self.odd)
         return parities, np.maximum(parities @ self.transform / PATTERNS, SMALLEST_PROBABILITY)
 
-    def refine(self, scaled: np.ndarray, start: np.ndarray) -> np.ndarray:
+    def refine(
+        self, scaled: np.ndarray, start: np.ndarray, on_iteration: Callable[[int], None] = lambda done: None
+    ) -> np.ndarray:
         """Return the strengths of largest composite likelihood, with a weak log-normal prior.
 
         Args:
             scaled: float64 [n_mechanisms], strengths at which the prior is centred; positive.
             start: float64 [n_mechanisms], strengths from which the search starts; positive.
+            on_iteration: Called with the number of iterations, at most `MAX_ITERATIONS`.
         """
 
         def objective(change: np.ndarray) -> tuple[float, np.ndarray]:
@@ -126,7 +131,16 @@ class GroupModel:
         first = np.clip(np.log(start / scaled), -BOUND, BOUND)
         bounds = [(-BOUND, BOUND)] * len(scaled)
         options = {"maxiter": MAX_ITERATIONS, "maxcor": 20}
-        found = minimize(objective, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        iterations = itertools.count(1)
+        found = minimize(
+            objective,
+            first,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options=options,
+            callback=lambda _: on_iteration(next(iterations)),
+        )
         refined: np.ndarray = scaled * np.exp(found.x)
         return refined
 

@@ -56,7 +56,8 @@ def test_reading_is_shown_on_a_terminal(here: Path, monkeypatch: pytest.MonkeyPa
     target = Console(file=written, force_terminal=True, width=120)
     monkeypatch.setattr(terminal, "console", lambda err: target)
     assert run_cli(group, ["check-data", "data", *(["-q"] if quiet else [])]) == 0
-    for text in ("checking block 1 of 2", "checking block 2 of 2", "estimating the model", "decoding", "100%"):
+    steps = ("checking block 1 of 2", "checking block 2 of 2", "estimating the model", "fitting the model", "decoding")
+    for text in (*steps, "100%"):
         assert (text in written.getvalue()) != quiet
 
 
