@@ -15,6 +15,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent
 from autoqec.contracts.recorded import RecordedShotsCode
@@ -38,6 +40,7 @@ from autoqec.verification.shot_stream import SEALED, ShotStream, digest
 
 MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
 MAX_LOG_E = 690.0  # JSON has no infinity
+PART = 16_384  # shots of a block that are answered and decoded at a time: memory does not depend on the block size
 
 
 @dataclass
@@ -50,7 +53,7 @@ class SealedStream(ShotStream):
     block_shots: int = 1
 
     def chunks(self, problem: Problem, purpose: str, shots: int) -> Iterator[Shots]:
-        """Read the blocks of the span for `SEALED`; else see `ShotStream.chunks`."""
+        """Read the blocks of the span for `SEALED`, long blocks in parts; else see `ShotStream.chunks`."""
         if purpose != SEALED:
             yield from super().chunks(problem, purpose, shots)
             return
@@ -59,7 +62,35 @@ class SealedStream(ShotStream):
         blocks = read_span(self.recorded, self.counts, self.span, self.block_shots)
         for index, block in enumerate(blocks, start=first):
             self.digests[f"{SEALED}/{index}"] = digest(block)
-            yield block
+            for start in range(0, len(block), PART):
+                rows = slice(start, start + PART)
+                yield Shots(block.detection_events[rows], block.observables[rows])
+
+
+class _BlockErrors:
+    """Collects the errors of the parts of one block, and counts the block when it is complete."""
+
+    def __init__(self, counts: dict[str, BlockCounts], block_shots: int) -> None:
+        self._counts, self._block_shots = counts, block_shots
+        self._candidate: list[np.ndarray] = []
+        self._baselines: dict[str, list[np.ndarray]] = {name: [] for name in counts}
+
+    def add(self, baselines: dict[str, np.ndarray], candidate: np.ndarray) -> None:
+        """Add a part: shots that each baseline, and the candidate, decodes wrongly, bool [n] each."""
+        self._candidate.append(candidate)
+        for name, errors in baselines.items():
+            self._baselines[name].append(errors)
+        if sum(map(len, self._candidate)) >= self._block_shots:
+            self.finish()
+
+    def finish(self) -> None:
+        """Count the parts so far as a block, if there are any: a candidate may fail within a block."""
+        if not self._candidate:
+            return
+        for name, parts in self._baselines.items():
+            self._counts[name].add(np.concatenate(parts), np.concatenate(self._candidate))
+            parts.clear()
+        self._candidate.clear()
 
 
 class RecordedSession(VerificationSession):
@@ -120,18 +151,19 @@ class RecordedSession(VerificationSession):
         assert self.span is not None
         evidence, shots = self.evidence, self.span[1] - self.span[0]
         self.counts = {name: BlockCounts() for name in self.baselines.names}
+        block = _BlockErrors(self.counts, self.code.block_shots)
         before_s = evaluation.decoder_cpu_s
         with closing(evaluation.answers(evaluation.decoder, self.problem, SEALED, shots)) as answers:
             for answer in answers:
                 candidate_errors, predictions = evaluation.score_answer(evaluation.decoder, answer)
-                for name, errors in self.baselines.error_mask(answer.shots).items():
-                    self.counts[name].add(errors, candidate_errors)
+                block.add(self.baselines.error_mask(answer.shots), candidate_errors)
                 counts = self.counts[self.env.plain].totals()
                 phase = "measuring the gain"
                 self.on_event(EffectProgress(round=self.round, phase=phase, **counts.dump(), budget=shots))
                 if evaluation.failures:
                     break
                 evaluation.keep_for_guards(answer, predictions)
+        block.finish()
         self._read_memory(evaluation.client)
         evidence.test, evidence.recorded = self._test(failed=bool(evaluation.failures))
         if evaluation.failures:

@@ -20,10 +20,13 @@ from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import LabelledSampler
+from autoqec.qec.sampling import LabelledSampler, Shots
 from autoqec.store.layout import hidden_from_branch_code
 from autoqec.store.recorded_layout import recorded_location
-from autoqec.verification import job, report, verifier
+from autoqec.verification import job, recorded_session, report, verifier
+from autoqec.verification.baselines import Baselines
+from autoqec.verification.candidate.client import CandidateFailure
+from autoqec.verification.candidate_evaluation import CandidateEvaluation
 from autoqec.verification.compare import report_differences
 from autoqec.verification.request import VerifyRequest
 from tests.support.envs import problem
@@ -133,6 +136,37 @@ def test_gain_over_the_best_baseline_is_verified_and_replayed(recorded: tuple[En
     assert replayed.source == "14 sealed blocks read again from the recorded files"
     text = report.render(found)
     assert "42 to 55" in text and "| mwpm_correlated_estimated |" in text
+
+
+def test_long_blocks_are_decoded_in_parts(
+    recorded: tuple[EnvSpec, Path], weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of a verification does not depend on the size of the blocks, which grows with the recording."""
+    whole = verifier.run_verification(build(recorded, weights))
+    sizes: list[int] = []
+    error_mask = Baselines.error_mask
+
+    def noted(baselines: Baselines, shots: Shots) -> dict[str, np.ndarray]:
+        sizes.append(len(shots))
+        return error_mask(baselines, shots)
+
+    monkeypatch.setattr(Baselines, "error_mask", noted)
+    monkeypatch.setattr(recorded_session, "PART", 48)
+    parts = verifier.run_verification(build(recorded, weights))
+    assert sizes[:42] == [48, 48, 4] * 14
+    assert parts.chunk_digests == whole.chunk_digests and parts.recorded == whole.recorded
+    assert parts.test == whole.test and parts.effect == whole.effect and parts.panel == whole.panel
+
+
+def test_failure_within_a_block_is_counted(
+    recorded: tuple[EnvSpec, Path], weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_session, "PART", 48)
+    failed = CandidateFailure("not_finite", "an answer is not finite")
+    receive = CandidateEvaluation.receive
+    monkeypatch.setattr(CandidateEvaluation, "receive", lambda *given: (receive(*given), failed)[1])
+    found = verifier.run_verification(build(recorded, weights))
+    assert found.verdict == "FAILED" and found.test is not None and found.test.counts.shots == 48
 
 
 def test_each_candidate_spends_blocks_of_its_own(recorded: tuple[EnvSpec, Path], weights: Path) -> None:
