@@ -32,6 +32,7 @@ from autoqec.reporting import run_report
 from autoqec.reporting.proposals import proposed_by_model
 from autoqec.reporting.run_report import RunReport
 from autoqec.store import jsonl
+from autoqec.store.files import load_env
 from autoqec.store.layout import RunLayout
 
 IDEATOR_OF = {**{name: name for name in BUILTIN_IDEATORS}, "llm": "llm", "hybrid:llm": "hybrid"}
@@ -155,8 +156,10 @@ def _completed(
     with chdir(workspace):
         run = next(iter(locate.run_ids(workspace)), None)
         report = None if run is None else run_report.load(RunLayout(workspace, run))
-        if report is not None and len(report.finished_rows) >= plan.rounds:
-            return report
+        if report is not None:
+            _require_same_settings(plan, report, workspace, seed)
+            if len(report.finished_rows) >= plan.rounds:
+                return report
         options = parse_run_options(None if run else "env.yaml", set(named), **complete_options(named, resume=run))
         meter = CostMeter(plan.directory / MEASURED, workspace.name)
 
@@ -173,6 +176,18 @@ def _completed(
         hint = "the same command continues"
         raise RunInterruptedError(f"ended early: {session.outcome.stop_reason}", location=str(workspace), hint=hint)
     return report
+
+
+def _require_same_settings(plan: RealRounds, report: RunReport, workspace: Path, seed: int) -> None:
+    """Raise UsageError if a run of the directory has another env, profile, scale or seed than the comparison."""
+    env, stored = (load_env(path)[0] for path in (plan.env, report.layout.env))
+    wanted = {"env": env.name, "noise": env.noise, "profile": plan.profile, "scale": plan.scale, "seed": seed}
+    info = report.info
+    has = {"env": stored.name, "noise": stored.noise, "profile": info.profile, "scale": info.scale, "seed": info.seed}
+    different = [name for name, value in wanted.items() if has[name] != value]
+    if different:
+        message = f"the run has another {' and '.join(different)}"
+        raise UsageError(message, location=str(workspace), hint="give --train another directory")
 
 
 def _scored(plan: RealRounds, strategy: str, report: RunReport, workspace: str) -> SimulatedRun:
@@ -200,7 +215,8 @@ def _scored(plan: RealRounds, strategy: str, report: RunReport, workspace: str) 
 def _measured(plan: RealRounds, workspace: str) -> tuple[dict[int, float], dict[int, float]]:
     """Return the CPU seconds of the rounds of a run, and the gains that were measured on as many shots as now."""
     lines = [line for line in jsonl.read(plan.directory / MEASURED) if line["workspace"] == workspace]
-    cpu_s = {line["round"]: line["cpu_s"] for line in lines if "cpu_s" in line}
+    # A resumed process may add a line for a round that was measured before it started: the first line counts.
+    cpu_s = {line["round"]: line["cpu_s"] for line in reversed(lines) if "cpu_s" in line}
     return cpu_s, {line["round"]: line["gain"] for line in lines if line.get("shots") == plan.test_shots}
 
 

@@ -38,7 +38,8 @@ def require_reachable(settings: RunSettings, job_options: Mapping[str, str]) -> 
         variable = own if model.base_url else _ENDPOINT_VARIABLES.get(model.backend, own)
         url = model.base_url or (os.environ.get(variable, "") if variable != own else "")
         if _is_loopback(url) and not _has_only_this_machine(job_options.get("partition")):
-            message = f"{url} is an address of this machine only, and the jobs of a detached run are on others"
+            host = urlsplit(url).hostname
+            message = f"{host} is an address of this machine only, and the jobs of a detached run are on others"
             hint = f"{variable}={_from_other_machines(url)} if the endpoint listens there (on a resume with --model), "
             hint += "or start with --no-detach"
             raise UsageError(message, location=f"endpoint of the {role}", hint=hint)
@@ -55,7 +56,10 @@ def _is_loopback(url: str) -> bool:
 def _from_other_machines(url: str) -> str:
     """Return the URL with the name of this machine."""
     parts = urlsplit(url)
-    port = "" if parts.port is None else f":{parts.port}"
+    try:
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError as error:
+        raise UsageError(str(error), location=f"address of {parts.hostname}", hint="http://HOST:PORT") from error
     return parts._replace(netloc=f"{socket.gethostname()}{port}").geturl()
 
 

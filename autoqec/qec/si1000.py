@@ -161,6 +161,8 @@ def _looped(circuit: stim.Circuit, p: float) -> stim.Circuit | None:
         return None
     fewer, more = (_noisy_layers(_unrolled(circuit, count), p) for count in (SHORT, SHORT + 1))
     size = len(more) - len(fewer)
+    if size < 1:
+        return None
     for start in range(len(more) - 2 * size + 1):
         body, end = more[start : start + size], start + size
         if more[end : end + size] == body:

@@ -43,8 +43,10 @@ def start(
 
     Raises:
         UsageError: The sandbox cannot hide the run from the process.
+        ValueError: `whole_decoder` for an artifact with branch code.
     """
-    assert not (whole_decoder and frozen.modules_dir), "branch code gets no decoder libraries"
+    if whole_decoder and frozen.modules_dir:
+        raise ValueError("branch code gets no decoder libraries")
     argv = [sys.executable, "-P", "-s", "-m", "autoqec.verification.candidate.process"]
     # Each process has its own copy of the artifact, scratch directory and log, under a name that cannot be guessed:
     # Landlock lets a process stat any path that it knows, so the size of a guessable file could pass on information.

@@ -74,6 +74,9 @@ def command(
                 message = f"leaves none of {sum(shots)} shots to decode"
                 raise UsageError(message, location="--train-shots", hint="give a smaller number")
             size = block_shots or max((sum(shots) - trained) // BLOCKS, 1)
+            if size > sum(shots) - trained:
+                message = f"is more than the number of decoded shots, those after the first {trained}"
+                raise UsageError(message, location="--block-shots", hint="give a smaller number")
             data = _Data(recorded, problem, baselines, (trained, sum(shots)), reading, hashes)
             compared = _compare(data, size, dem_out, out)
     out.emit(
@@ -116,9 +119,6 @@ def _compare(data: _Data, size: int, dem_out: Path | None, out: Output) -> dict[
         decoders |= {f"{name}_estimated": make_backend(name, problem.with_dem(estimated)) for name in names}
         models["estimated"] = sha256_bytes(str(estimated).encode())
     errors, effects = compare(data.recorded, decoders, reference, data.span, size, data.reading, **models)
-    if not errors:
-        message = f"is more than the number of decoded shots, those after the first {data.span[0]}"
-        raise UsageError(message, location="--block-shots", hint="give a smaller number")
     decoded = next(iter(effects.values())).shots
     out.say(f"decoded {pluralize(decoded, 'shot')} in blocks of {size}; gains over {reference}, 95% under drift:")
     for name, count in sorted(errors.items(), key=lambda item: item[1]):

@@ -35,7 +35,7 @@ def _stop_process(layout: RunLayout) -> str:
         if owner.get("command", "run") != "run":
             holder = f"`autoqec {owner['command']}`, process {owner.get('pid', '?')} on {owner.get('host', '?')}"
             message = f"no rounds are in progress: {holder}, holds the run"
-            raise UsageError(message, location=location, hint="wait for it; nothing else is to be stopped")
+            raise UsageError(message, location=location, hint="wait for it; there is no other process to stop")
         run_control.request_stop(layout)
         return "after its rounds in progress"
     if run_lock.unreliable_lock(layout.root) is None:
@@ -43,7 +43,7 @@ def _stop_process(layout: RunLayout) -> str:
     # A lock that does not reach other hosts says nothing about a process there; the next start withdraws the request.
     run_control.request_stop(layout)
     host = owner.get("host", "another machine")
-    return f"after its rounds in progress, if it runs on {host}, whose lock is not seen here"
+    return f"after its rounds in progress, if it runs on {host}, whose lock is not visible on this machine"
 
 
 def _resume(layout: RunLayout) -> str:

@@ -107,7 +107,7 @@ def test_models_of_the_wheel_decode_through_sinter(installed: Path, tmp_path: Pa
 def test_board_of_the_wheel_is_shown_and_measured(installed: Path, tmp_path: Path) -> None:
     assert run(installed, tmp_path, "board", "show").returncode == 0
     measured = run(installed, tmp_path, "board", "measure", "surface_d3_z_depol_p0.005", "mwpm", "--shots", "1000")
-    assert measured.returncode == 0 and "1 blocks reproduced exactly" in measured.stdout, measured.stderr
+    assert measured.returncode == 0 and "1 block reproduced exactly" in measured.stdout, measured.stderr
     assert (tmp_path / "board" / "results.jsonl").is_file()
 
 

@@ -106,7 +106,7 @@ class _BlockCounter:
         self._label = f"checking block {index + 1} of {len(recorded.layout.blocks)}"
         sources = [recorded.directory / name for name in (recorded.layout.model, *self.block.files)]
         self._complete = np.zeros((), bool)
-        saved = reading.saved(f"block-{index}", sources, limit=limit)
+        saved = reading.saved(f"block-{index}", sources, limit=limit, layout=recorded.layout.dump())
         self._saved = SavedCounts(saved, recorded.source.num_detectors, complete=self._complete)
 
     def count(self) -> EventCounts:

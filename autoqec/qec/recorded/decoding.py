@@ -100,7 +100,8 @@ def compare(
     skip, total = span
     errors = SliceErrors(reference, size)
     sources = [recorded.directory / name for name in recorded.names]
-    saved = reading.saved("decoding", sources, names=[*decoders], reference=reference, skip=skip, size=size, **inputs)
+    inputs |= {"layout": recorded.layout.dump(), "names": [*decoders], "reference": reference}
+    saved = reading.saved("decoding", sources, skip=skip, size=size, **inputs)
     saved_shots = errors.load(saved)
     for wrong in wrong_shots(recorded, decoders, skip + saved_shots):
         errors.add(wrong)

@@ -73,7 +73,7 @@ def estimate_recorded(
     """
     _require_estimable(problem)
     sources = [recorded.directory / name for name in recorded.names]
-    inputs |= {"shots": shots, "model": sha256_bytes(str(problem.dem).encode())}
+    inputs |= {"layout": recorded.layout.dump(), "shots": shots, "model": sha256_bytes(str(problem.dem).encode())}
     result = reading.saved("estimate", sources, **inputs)
     if (found := result.load(probs=(problem.n_mechanisms,))) and (found["probs"] <= LARGEST_P).all():
         return with_probabilities(problem.dem, found["probs"])

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -114,7 +114,7 @@ SILENT = Reading()  # reports nothing, and reads every file from its start
 
 @dataclass(frozen=True)
 class Saved:
-    """Place of arrays that an interrupted command leaves to its successor.
+    """Place of arrays that an interrupted command saves for the next one.
 
     Attributes:
         path: File of the arrays; None saves nothing.
@@ -125,6 +125,7 @@ class Saved:
     path: Path | None
     sources: tuple[Path, ...]
     inputs: str
+    began: list[bytes] = field(default_factory=list, compare=False)  # identity of the files when reading began
 
     def load(self, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
         """Return the saved arrays; empty if there are none, they are not plausible, or an input has changed since.
@@ -135,9 +136,10 @@ class Saved:
         if self.path is None:
             return {}
         try:
+            self.began[:] = [self._made_from()]
             with np.load(io.BytesIO(atomic.read_bytes(self.path)), allow_pickle=False) as stored:
                 arrays = dict(stored)
-            if arrays.pop("made_from").tobytes() == self._made_from() and _plausible(arrays, shapes):
+            if [arrays.pop("made_from").tobytes()] == self.began and _plausible(arrays, shapes):
                 return arrays
         except Exception as error:  # not there, or damaged: an npz file raises many types
             LOGGER.debug("no saved reading %s: %s", self.path, error)
@@ -149,7 +151,11 @@ class Saved:
             return
         stream = io.BytesIO()
         try:
-            np.savez(stream, made_from=np.frombuffer(self._made_from(), np.uint8), **arrays)  # type: ignore[arg-type]
+            made_from = self._made_from()
+            if [made_from] != (self.began or [made_from]):
+                LOGGER.info("reading cannot be resumed: a file has changed since it began")
+                return
+            np.savez(stream, made_from=np.frombuffer(made_from, np.uint8), **arrays)  # type: ignore[arg-type]
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             atomic.write_bytes(self.path, stream.getvalue(), mode=0o600)
         except (OSError, StorageError) as error:

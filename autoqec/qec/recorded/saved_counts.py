@@ -1,4 +1,4 @@
-"""Counts of detection events that an interrupted command leaves to its successor."""
+"""Counts of detection events that an interrupted command saves for the next one."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         spec = json.loads(_expect(requests, protocol.SPEC))
-        if not spec["whole_decoder"]:
+        if spec["modules_dir"] or not spec["whole_decoder"]:
             decoder_libraries.block()
         env = parse_env(spec["env_text"], location="env")
         if spec["member"] is None:
@@ -115,8 +115,8 @@ def infer_log_odds(model: Predecoder, packed: bytes, n_detectors: int) -> bytes:
 
 
 def decode_one_by_one(model: Predecoder, problem: Problem, packed: bytes) -> bytes:
-    """Decode shots one by one as `autoqec decode` does; return the payload of the TOOK message."""
-    # Both import decoder libraries, which a process with branch code does not have.
+    """Decode shots one by one as `autoqec decode` does; return the payload of the TIMS message."""
+    # Both import decoder libraries, which are blocked in a process with branch code.
     from autoqec.decoders import latency
     from autoqec.decoders.decoding import CheckpointDecoder
 

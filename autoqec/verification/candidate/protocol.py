@@ -7,7 +7,7 @@ verifier -> candidate   SPEC  JSON {env_text, member, checkpoint, dsl_config, mo
 candidate -> verifier   REDY  empty: trusted code is imported and the env's problem is built; no branch code ran yet
                         MADE  JSON {circuit_sha256, dsl_sha256, n_params, flops_per_syndrome}
                         ODDS  log-odds at the env's target p, float32 [n, n_edges], row-major, little-endian
-                        TOOK  elapsed times in us, float64 [k], and predictions, uint8 [k, n_observables], of k shots
+                        TIMS  elapsed times in us, float64 [k], and predictions, uint8 [k, n_observables], of k shots
                         FAIL  JSON {error, what, where, hint}: this request failed; later ones may succeed
 """
 
@@ -17,7 +17,7 @@ import struct
 
 HEADER = struct.Struct("<4sQ")
 SPEC, GO, DATA, TIME = b"SPEC", b"GOON", b"DATA", b"TIME"
-READY, MODEL_INFO, LOG_ODDS, TIMES, ERROR = b"REDY", b"MADE", b"ODDS", b"TOOK", b"FAIL"
+READY, MODEL_INFO, LOG_ODDS, TIMES, ERROR = b"REDY", b"MADE", b"ODDS", b"TIMS", b"FAIL"
 MAX_REPLY_TEXT = 2**16  # bytes of MADE and FAIL
 BATCH = 1_024  # shots per forward pass; bounds memory
 LATENCY_LIMIT_S = 20.0  # for all single shots together

@@ -152,3 +152,13 @@ def test_failed_rounds_count_as_not_built(
     assert run_cli(group, argv(tmp_path / "runs", "--strategies", "tpe", "--reference", "tpe", n_rounds=1)) == 0
     score = scores(capsys)["tpe"]
     assert score["built"] == 0.0 == score["final"] and not fake.measured
+
+
+def test_runs_of_other_settings_are_not_reported_as_these(
+    fake: FakeRunner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = argv(tmp_path / "runs", "--strategies", "tpe", "--reference", "tpe", n_rounds=1)
+    assert run_cli(group, command) == 0
+    for option, value, word in (("--scale", "0.25", "scale"), ("--env", "surface_d5_depol", "env")):
+        assert run_cli(group, [*command, option, value]) == 2
+        assert f"the run has another {word}" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def api(made: tuple[Path, Path], events: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("value", [7, -1, 0.5, np.nan, "1"])
-def test_values_that_are_no_detection_events_are_refused(made: tuple[Path, Path], value: Any) -> None:
+def test_values_other_than_detection_events_are_refused(made: tuple[Path, Path], value: Any) -> None:
     with pytest.raises(UsageError, match="other than 0 and 1.*1 if it fired"):
         api(made, np.full((2, N_DETECTORS), value))
 

@@ -59,3 +59,9 @@ def test_address_in_the_environment_is_checked_for_the_backend_that_reads_it(
     assert f"{variable}=http://{socket.gethostname()}:4000" in str(refused.value.hint)
     model_access.require_reachable(asked("gemini"), {})
     model_access.require_reachable(asked(backend, "https://gateway.example.org"), {})
+
+
+@pytest.mark.parametrize("port", ["99999", "abc"])
+def test_impossible_port_is_refused(two_nodes: Cluster, port: str) -> None:
+    with pytest.raises(UsageError, match=r"(?i)port"):
+        model_access.require_reachable(asked(base_url=f"http://localhost:{port}"), {})

@@ -326,3 +326,8 @@ def test_thinking_budget_is_sent_to_gemini_unless_the_model_rejects_it(caplog):
     assert [record.message for record in caplog.records if "thinking_budget" in record.message] == [
         "the model gemini-3-pro does not accept `thinking_budget`; it is not sent"
     ]
+
+
+def test_values_of_custom_headers_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "X-Team: qec\nX-Gateway-Token: of-the-gateway-0123")
+    assert redact.redact("team qec, token of-the-gateway-0123") == "team qec, token [key removed]"

@@ -264,7 +264,6 @@ def test_arrays_that_describe_no_graph_are_rejected_in_c(change: Callable[[list[
     assert (edges == 7).all() and not done.any()
 
 
-@needs_c
 @pytest.mark.parametrize("change", ["none", "read-only", "empty", "offset"])
 def test_addresses_are_those_of_the_data(change: str) -> None:
     array = np.arange(0 if change == "empty" else 12, dtype=np.float32)
@@ -282,6 +281,7 @@ def test_arrays_that_are_not_contiguous_have_no_address(writeable: bool) -> None
         weighted_mwpm.addresses(array)
 
 
+@needs_c
 @pytest.mark.parametrize("node_of", [[0, 0], [2, -1], [-2, -1], [2**31 - 1, -1]])
 def test_map_of_detectors_to_nodes_is_checked_in_c(node_of: list[int]) -> None:
     functions = weighted_mwpm.compiled_gap()

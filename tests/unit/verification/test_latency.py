@@ -113,7 +113,7 @@ def test_candidate_decodes_single_shots_as_decode_does(
 
 def test_branch_code_gets_no_decoder_libraries(tmp_path: Path) -> None:
     frozen = FrozenArtifact(tmp_path, tmp_path / "w.pt", tmp_path, "0" * 64, "none")
-    with pytest.raises(AssertionError, match="branch code"):
+    with pytest.raises(ValueError, match="branch code"):
         candidate_process.start(frozen, "", parse_dsl(support.CONFIG), support.profile(1, 1), whole_decoder=True)
 
 

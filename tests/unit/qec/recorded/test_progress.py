@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,20 @@ def test_hash_of_a_changed_file_starts_again(tmp_path: Path, change: str) -> Non
     again = Interrupted()
     assert hash_file(path, "events", SEGMENT, Reading.resumable(tmp_path, again)) == of_segments(content)
     assert again.first <= 300
+
+
+def test_hash_of_a_file_that_changes_meanwhile_is_not_continued(tmp_path: Path) -> None:
+    path, content = recording(tmp_path)
+
+    class Changed(Interrupted):
+        def __call__(self, label: str, done: int, total: int | None) -> None:
+            if done == 3_300:
+                path.write_bytes(b"x" + content[1:])
+            super().__call__(label, done, total)
+
+    with pytest.raises(KeyboardInterrupt):
+        hash_file(path, "events", SEGMENT, Reading.resumable(tmp_path, Changed(7_300)))
+    assert hash_file(path, "events", SEGMENT, Reading.resumable(tmp_path)) == of_segments(b"x" + content[1:])
 
 
 def test_damaged_state_is_ignored(tmp_path: Path) -> None:
@@ -264,7 +279,7 @@ def test_interrupted_estimate_continues_from_its_counts(
     assert str(estimate_recorded(problem(3), recorded, 6000, reading)) == str(straight) and not counted
 
 
-@pytest.mark.parametrize("change", ["hashes", "shots", "model", "code", "file"])
+@pytest.mark.parametrize("change", ["hashes", "shots", "model", "code", "file", "layout"])
 def test_estimate_of_other_inputs_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     recorded = RecordedShots.open(plain_directory(tmp_path / "data", 4000, 1))
     model, shots, hashes = problem(3), 4000, ["a"]
@@ -278,6 +293,9 @@ def test_estimate_of_other_inputs_starts_again(tmp_path: Path, monkeypatch: pyte
         model = problem(3, 0.012)
     elif change == "code":
         monkeypatch.setattr(progress, "_code_sha256", lambda: "other")
+    elif change == "layout":
+        block = recorded.layout.blocks[0].model_copy(update={"device": "another"})
+        recorded = replace(recorded, layout=recorded.layout.model_copy(update={"blocks": (block,)}))
     else:
         os.utime(tmp_path / "data/events0.b8")
     counted = counted_shots(monkeypatch)

@@ -113,8 +113,8 @@ def test_bad_answers_are_failures(start: Start, body: str, error: str) -> None:
     ],
 )
 def test_times_of_single_shots_are_checked(start: Start, payload: str, error: str | None) -> None:
-    """Times of the first two of four shots, or answers that are none."""
-    client = start(f"receive(); send(b'TOOK', {payload}); receive()")
+    """Times of the first two of four shots, or invalid answers."""
+    client = start(f"receive(); send(b'TIMS', {payload}); receive()")
     decoded = client.decode_one_by_one(shots(4), 1)
     if error is None:
         assert not isinstance(decoded, CandidateFailure)
