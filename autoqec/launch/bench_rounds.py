@@ -2,7 +2,7 @@
 
 A run is scored by what a user would take from it: after each round the one with the largest gain on validation shots,
 measured on fresh shots that are the same for all runs. The cost of a round is the CPU time of its proposal, screens,
-training and validation, which the load of the machine changes less than wall-clock time; the verification is no part.
+training and validation, which the load of the machine changes less than elapsed time. Verification does not count.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from autoqec.system.scratch import scratch
 _TIMEOUT_S = 60.0
 
 
-def run_command(*argv: str, exported: Sequence[str] = ()) -> tuple[int, str]:
-    """Run one of SLURM's commands, which sees the `exported` variables; return exit status and output.
+def run_command(*argv: str) -> tuple[int, str]:
+    """Run one of SLURM's commands, which sees no key; return exit status and output.
 
     A login process asks every few seconds, so that there is no supervisor, which takes 30 times the command's CPU time.
     """
@@ -21,7 +21,7 @@ def run_command(*argv: str, exported: Sequence[str] = ()) -> tuple[int, str]:
         done = subprocess.run(
             argv,
             cwd="/",
-            env=child.environment(_exported(exported)),
+            env=child.environment(_exported()),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -37,14 +37,14 @@ def run_command(*argv: str, exported: Sequence[str] = ()) -> tuple[int, str]:
 
 
 def run_sbatch(*flags: str, exported: Sequence[str] = ()) -> tuple[int, str]:
-    """Run sbatch as `run_command` does, but end it with this process: it must queue no job that no process awaits."""
+    """Run sbatch with the `exported` variables, and end it with this process, so that no job is queued unnoticed."""
     with scratch("slurm") as directory:
-        output = directory / "said"
+        output = directory / "output"
         limits = child.Limits(wallclock_s=_TIMEOUT_S)
         ended = child.run(["sbatch", *flags], cwd=directory, env=_exported(exported), limits=limits, stdout=output)
         status = ended.returncode or (1 if ended.limit_broken else 0)
         return status, output.read_text(encoding="utf-8", errors="replace")
 
 
-def _exported(names: Sequence[str]) -> dict[str, str]:
+def _exported(names: Sequence[str] = ()) -> dict[str, str]:
     return {name: os.environ[name] for name in ("SLURM_CONF", *names) if name in os.environ}
