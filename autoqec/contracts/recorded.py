@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, sha256_bytes
 
 
 class RecordedBlock(Contract):
@@ -83,6 +84,15 @@ class RecordedFile(Contract):
                 "write the env again with `autoqec add-env --recorded --force`"
             )
         return self
+
+
+def content_matches(file: RecordedFile, content: bytes) -> bool:
+    """Return whether `content` has the hash of a file of the manifest."""
+    if file.segment_bytes is None:
+        return sha256_bytes(content) == file.sha256
+    starts = range(0, len(content), file.segment_bytes)
+    parts = (content[start : start + file.segment_bytes] for start in starts)
+    return sha256_bytes(b"".join(hashlib.sha256(part).digest() for part in parts)) == file.sha256
 
 
 class RecordedManifest(Contract):

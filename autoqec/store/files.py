@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error, sha256_bytes
 from autoqec.contracts.env import FILE_CODES, EnvSpec
-from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
+from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode, content_matches
 from autoqec.errors import UsageError
 from autoqec.store import atomic
 
@@ -245,16 +245,16 @@ def _with_manifest(code: RecordedShotsCode, directory: Path, hint: str) -> Recor
     if manifest.estimated is None:
         raise UsageError("names no estimated model", location=location, hint=again)
     model = recorded_directory(code.path, manifest, directory) / manifest.layout.model
-    hashes = {file.path: file.sha256 for file in manifest.files}
-    texts = []
-    for file, expected in (
-        (model, hashes.get(manifest.layout.model)),
-        (path.parent / manifest.estimated, manifest.estimated_sha256),
+    known = next((file for file in manifest.files if file.path == manifest.layout.model), None)
+    estimated = path.parent / manifest.estimated
+    text, estimated_text = (read_text(file, what="model", hint=again) for file in (model, estimated))
+    for file, same in (
+        (model, known is not None and content_matches(known, text.encode())),
+        (estimated, sha256_bytes(estimated_text.encode()) == manifest.estimated_sha256),
     ):
-        texts.append(read_text(file, what="model", hint=again))
-        if sha256_bytes(texts[-1].encode()) != expected:
+        if not same:
             raise UsageError("is not the model of the manifest", location=str(file), hint=again)
-    return code.model_copy(update={"manifest": manifest, "text": texts[0], "estimated": texts[1]})
+    return code.model_copy(update={"manifest": manifest, "text": text, "estimated": estimated_text})
 
 
 def recorded_directory(path: str, manifest: RecordedManifest, directory: Path) -> Path:
