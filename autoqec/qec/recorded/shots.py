@@ -15,7 +15,8 @@ from autoqec.errors import UsageError
 from autoqec.qec import shotfiles
 from autoqec.qec.codes import Source
 from autoqec.qec.recorded import progress
-from autoqec.qec.recorded.layout import find_layout
+from autoqec.qec.recorded.ideal import check_ideal, read_model
+from autoqec.qec.recorded.layout import PLAIN_LAYOUT, find_layout
 from autoqec.qec.recorded.progress import Reading
 from autoqec.qec.sampling import Shots, unpack
 
@@ -41,18 +42,13 @@ class RecordedShots:
         """Find the layout of a directory and read its model.
 
         Raises:
-            UsageError: The layout is not known, or stim cannot read the model.
+            UsageError: The layout is not known, stim cannot read the model, or an ideal circuit contradicts it.
         """
         layout = find_layout(directory)
         path = directory / layout.model
-        try:
-            reader = stim.Circuit if path.suffix == ".stim" else stim.DetectorErrorModel
-            source: Source = reader.from_file(path)
-        except (ValueError, IndexError, OSError) as error:
-            message = f"stim cannot read this model ({str(error).strip().splitlines()[0]})"
-            raise UsageError(message, location=str(path), hint="check the file with `stim analyze_errors`") from error
-        if isinstance(source, stim.Circuit):
-            _check_deterministic(source, path)
+        source = read_model(path)
+        if not (directory / PLAIN_LAYOUT).is_file():
+            check_ideal(source, layout.model, directory)
         if source.num_detectors == 0 or source.num_observables == 0:
             message = f"has {source.num_detectors} detectors and {source.num_observables} observables"
             raise UsageError(message, location=str(path), hint="add DETECTOR and OBSERVABLE_INCLUDE lines")
@@ -190,14 +186,3 @@ def _aligned(
             location=first_name,
             hint="use files of the same recording; one of them may be truncated or belong to another circuit",
         )
-
-
-def _check_deterministic(circuit: stim.Circuit, path: Path) -> None:
-    try:
-        circuit.without_noise().detector_error_model()
-    except ValueError as error:
-        raise UsageError(
-            "a detector or observable of the circuit without noise is not deterministic",
-            location=str(path),
-            hint="check DETECTOR and OBSERVABLE_INCLUDE with `stim analyze_errors --in FILE`",
-        ) from error

@@ -92,6 +92,72 @@ def test_measurements_with_sweep_bits_give_the_recorded_events(tmp_path: Path) -
         list(recorded.converted(without))
 
 
+def _other_distance(noisy: stim.Circuit) -> str:
+    return str(problem(5).circuit.without_noise())
+
+
+def _swapped_detectors(noisy: stim.Circuit) -> str:
+    lines = str(noisy.without_noise().flattened()).splitlines()
+    first, second, *_ = (index for index, line in enumerate(lines) if line.startswith("DETECTOR"))
+    lines[first], lines[second] = lines[second], lines[first]
+    return "\n".join(lines)
+
+
+def _inverted_measurement(noisy: stim.Circuit) -> str:
+    lines = str(noisy.without_noise()).splitlines()
+    final = max(index for index, line in enumerate(lines) if line.startswith("M "))
+    lines[final] = lines[final].replace("M ", "M !", 1)
+    return "\n".join(lines)
+
+
+def _random_observable(noisy: stim.Circuit) -> str:
+    return f"{noisy.without_noise()}\nMX 1\nOBSERVABLE_INCLUDE(0) rec[-1]\n"
+
+
+@pytest.mark.parametrize(
+    ("ideal", "message"),
+    [
+        (_other_distance, "contradicts circuit_noisy.stim: it has 120 detectors, circuit_noisy.stim has 24"),
+        (_swapped_detectors, "other values of D0, D1; hint"),
+        (_inverted_measurement, "other values of D21, L0; hint"),
+        (_random_observable, "without noise is not deterministic"),
+        (lambda noisy: "not a circuit", "cannot read this model"),
+    ],
+)
+def test_contradicting_ideal_circuit_is_rejected(
+    tmp_path: Path, ideal: Callable[[stim.Circuit], str], message: str
+) -> None:
+    path = google_directory(tmp_path) / "circuit_ideal.stim"
+    path.write_text(ideal(stim.Circuit.from_file(tmp_path / "circuit_noisy.stim")))
+    with pytest.raises(UsageError, match=message) as caught:
+        RecordedShots.open(tmp_path)
+    assert caught.value.location == str(path) and caught.value.hint
+
+
+def test_ideal_circuit_may_be_written_in_another_way(tmp_path: Path) -> None:
+    noisy = stim.Circuit.from_file(google_directory(tmp_path) / "circuit_noisy.stim")
+    fixed = [line for line in str(noisy.without_noise().flattened()).splitlines() if "sweep[" not in line]
+    (tmp_path / "circuit_ideal.stim").write_text("\n".join(line for line in fixed if line != "TICK"))
+    assert RecordedShots.open(tmp_path).source == noisy
+
+
+def test_detectors_of_a_model_are_counted_against_the_ideal_circuit(tmp_path: Path) -> None:
+    google_directory(tmp_path)
+    (tmp_path / "circuit_noisy.stim").unlink()
+    (tmp_path / "model.dem").write_text(str(problem(5).dem))
+    with pytest.raises(UsageError, match="contradicts model.dem: it has 24 detectors, model.dem has 120"):
+        RecordedShots.open(tmp_path)
+
+
+def test_recorded_yaml_decides_which_circuit_is_used(tmp_path: Path) -> None:
+    google_directory(tmp_path)
+    (tmp_path / "circuit_ideal.stim").write_text(str(problem(5).circuit))
+    block = {"detection_events": "detection_events.b8", "observables": "obs_flips_actual.01"}
+    layout = {"model": "circuit_noisy.stim", "rounds": 3, "blocks": [block]}
+    (tmp_path / "recorded.yaml").write_text(yaml.safe_dump(layout))
+    assert RecordedShots.open(tmp_path).source.num_detectors == 24
+
+
 def _truncate(directory: Path) -> None:
     path = directory / "events0.b8"
     path.write_bytes(path.read_bytes()[:-1])
