@@ -8,7 +8,10 @@ from autoqec.launch.options import RunOptions, complete_options, parse_run_optio
 from autoqec.locate import builtin_envs
 from tests.conftest import Workspace
 
-GROWN = {"surface_d7_depol": 883, "surface_d7_x_depol": 883, "surface_family_d7": 883}  # edges
+GROWN = dict.fromkeys(  # edges
+    ["surface_d7_depol", "surface_d7_x_depol", "surface_family_d7", "surface_family_si1000", "surface_family_x_si1000"],
+    883,
+)
 
 
 @pytest.fixture
