@@ -242,6 +242,10 @@ class RecordedEvidence(Contract):
     blocks_too_short: bool = Field(
         default=False, description="whether that correlation is too large for the assumption of the test"
     )
+    part_shots: int | None = Field(
+        default=None,
+        description="shots of a block that the candidate gets at a time; null: whole blocks, as in reports without it",
+    )
 
 
 class VerifyReport(Contract):

@@ -40,7 +40,6 @@ from autoqec.verification.shot_stream import SEALED, ShotStream, digest
 
 MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
 MAX_LOG_E = 690.0  # JSON has no infinity
-PART = 16_384  # shots of a block that are answered and decoded at a time: memory does not depend on the block size
 
 
 @dataclass
@@ -51,6 +50,7 @@ class SealedStream(ShotStream):
     counts: tuple[int, ...] = ()
     span: Span = (0, 0)
     block_shots: int = 1
+    part_shots: int | None = None
 
     def chunks(self, problem: Problem, purpose: str, shots: int) -> Iterator[Shots]:
         """Read the blocks of the span for `SEALED`, long blocks in parts; else see `ShotStream.chunks`."""
@@ -62,8 +62,9 @@ class SealedStream(ShotStream):
         blocks = read_span(self.recorded, self.counts, self.span, self.block_shots)
         for index, block in enumerate(blocks, start=first):
             self.digests[f"{SEALED}/{index}"] = digest(block)
-            for start in range(0, len(block), PART):
-                rows = slice(start, start + PART)
+            size = self.part_shots or len(block)
+            for start in range(0, len(block), size):
+                rows = slice(start, start + size)
                 yield Shots(block.detection_events[rows], block.observables[rows])
 
 
@@ -124,6 +125,7 @@ class RecordedSession(VerificationSession):
                 counts=code.manifest.shots,
                 span=self.span,
                 block_shots=code.block_shots,
+                part_shots=request.part_shots,
             )
 
     def run(self) -> Evidence:
@@ -144,6 +146,7 @@ class RecordedSession(VerificationSession):
             blocks=blocks,
             blocks_left=left * self.split.part_blocks,
             candidates_left=left,
+            part_shots=self.request.part_shots,
         )
 
     def _measure(self, evaluation: CandidateEvaluation) -> None:

@@ -20,6 +20,8 @@ from autoqec.system import machine
 from autoqec.verification.shot_cache import ShotCache
 from autoqec.verification.shot_stream import Secret
 
+PART_SHOTS = 16_384  # memory does not depend on the size of the blocks, which grows with the recording
+
 
 @dataclass(frozen=True)
 class VerifyRequest:
@@ -42,6 +44,8 @@ class VerifyRequest:
         shot_cache: The replay's own; None otherwise.
         rules: Version of the test and decision rules: the report's `schema_version`.
         recorded_rules: The version that the run's files record; a report of any other is refused. None: not recorded.
+        part_shots: Shots of a recorded block that the candidate gets at a time; None for whole blocks. The guards
+            choose among these requests, so that a replay needs those of the report.
     """
 
     env_text: str
@@ -67,6 +71,7 @@ class VerifyRequest:
     shot_cache: ShotCache | None = None
     rules: ReportVersion = REPORT_VERSION
     recorded_rules: ReportVersion | None = None
+    part_shots: int | None = PART_SHOTS
 
     @property
     def branch_modules(self) -> Path | None:
@@ -90,6 +95,7 @@ class VerifyRequest:
 
     def for_replay(self, saved_report: VerifyReport, shot_cache: ShotCache) -> VerifyRequest:
         """Return the request that repeats a saved report, under the rules of its version."""
+        in_parts = saved_report.recorded is None or saved_report.recorded.part_shots is not None
         return replace(
             self,
             expected_artifact=saved_report.artifact_sha256,
@@ -97,6 +103,7 @@ class VerifyRequest:
             parents=self.parents if saved_report.composition else (),
             shot_cache=shot_cache,
             rules=saved_report.schema_version,
+            part_shots=self.part_shots if in_parts else None,
         )
 
     @property
