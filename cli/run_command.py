@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -53,6 +53,7 @@ def show_plan(run_options: RunOptions, out: Output) -> None:
             "profile": profile,
             "scale": run_options.scale,
             "slurm": run_options.cluster,
+            "batch": run_options.batch,
             "detached": run_options.orchestrator,
             "container": None if run_options.image is None else run_options.image.sha256,
         }
@@ -155,18 +156,27 @@ def _plan_lines(run_options: RunOptions) -> Iterator[str]:
         yield f"scale     {run_options.scale:g}"
     if run_options.pins:
         yield f"pinned    {format_pins(run_options.pins)}, in every proposal"
-    if run_options.cluster is not None:
-        options = ", ".join(f"{key}={value}" for key, value in run_options.cluster.items())
-        yield f"job       {options}; one per round"
-        if run_options.settings.batch_below:
-            yield f"batch     rounds predicted to be shorter than {run_options.settings.batch_below} s share a job"
-    if run_options.orchestrator is not None:
-        options = ", ".join(f"{key}={value}" for key, value in run_options.orchestrator.items())
-        yield f"detached  {options}; one job after another runs the search"
+    yield from _job_lines(run_options)
     yield from _model_lines(run_options)
     if run_options.settings.budget:
         limits = ", ".join(f"{name} {value:g}" for name, value in run_options.settings.budget.items())
         yield f"budget    {limits}"
+
+
+def _job_lines(run_options: RunOptions) -> Iterator[str]:
+    """Describe the SLURM jobs of single rounds, of batches, and of a detached run."""
+
+    def joined(options: Mapping[str, str]) -> str:
+        return ", ".join(f"{key}={value}" for key, value in options.items())
+
+    below_s = run_options.settings.batch_below
+    if run_options.cluster is not None:
+        which = f" that is not predicted to be shorter than {below_s} s" if below_s else ""
+        yield f"job       {joined(run_options.cluster)}; one per round{which}"
+    if run_options.batch is not None:
+        yield f"batch     {joined(run_options.batch)}; one for shorter rounds that are predicted to fill {below_s} s"
+    if run_options.orchestrator is not None:
+        yield f"detached  {joined(run_options.orchestrator)}; one job after another runs the search"
 
 
 def detach_run(run_options: RunOptions, out: Output) -> None:

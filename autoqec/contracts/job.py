@@ -28,6 +28,9 @@ class JobOrder(Contract):
     position: int = Field(default=0, ge=0, description="place among the rounds that the job measures one after another")
     array_index: int | None = Field(default=None, description="element of the job array `name`; null: a job of its own")
     log_dir: str | None = Field(default=None, description="logs of the job; null: `job` in the round's directory")
+    batch_time: str | None = Field(
+        default=None, description="time limit of the job if it may measure several rounds; null: `time` of `options`"
+    )
 
 
 class DetachedRun(Contract):

@@ -87,6 +87,12 @@ class RunOptions:
         threads = self.settings.threads
         return threads if self.cluster is not None else max(1, threads // self.parallel)
 
+    @property
+    def batch(self) -> dict[str, str] | None:
+        """SLURM options of a job that measures several rounds; None if each round has a job of its own."""
+        below_s = self.settings.batch_below
+        return batch_options(self.cluster, below_s) if self.cluster is not None and below_s else None
+
     def executor(
         self, run: loop.Run, stop_reason: Callable[[], str | None], leave: Callable[[], bool] | None = None
     ) -> loop.Executor | None:

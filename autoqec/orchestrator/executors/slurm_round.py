@@ -77,11 +77,13 @@ class SlurmRoundFuture:
         """Write the job order to the round directory."""
         atomic.write_json(self.layout.job, self.order.dump())
 
-    def place(self, name: str, array_index: int | None, position: int, log_dir: Path | None) -> None:
-        """Write to the order which job is going to have the round."""
+    def place(self, name: str, array_index: int | None, position: int, log_dir: Path | None, time_limit: str) -> None:
+        """Write to the order which job, with which time limit, is going to have the round."""
         self.may_have_job = True
         log_path = None if log_dir is None else str(log_dir)
-        placed = {"name": name, "array_index": array_index, "position": position, "job_id": None, "log_dir": log_path}
+        batch_time = None if time_limit == self.order.options["time"] else time_limit
+        placed = {"name": name, "array_index": array_index, "position": position, "job_id": None}
+        placed |= {"log_dir": log_path, "batch_time": batch_time}
         if placed != self.order.model_dump(include=set(placed)):
             self.order = self.order.model_copy(update=placed)
             self.write()
@@ -222,19 +224,22 @@ class SlurmRoundFuture:
     def _failure_reason(self, job_status: slurm.Job) -> str:
         from autoqec.runner.round_process import last_log_line
 
-        number, options = self.order.job_id, self.order.options
+        number, options, batch_time = self.order.job_id, self.order.options, self.order.batch_time
         if job_status.life == "gone":
             message = f"SLURM no longer knows job {number}, which left no result"
             return f"{message} ({job_status.why})" if job_status.why else message
         limits = {
-            "TIMEOUT": f", --slurm time={options['time']}",
+            "TIMEOUT": f", --slurm time={options['time']}"
+            if batch_time is None
+            else f", {batch_time} minutes for a batch of rounds",
             "OUT_OF_MEMORY": f", --slurm mem={options['mem']}",
         }
-        message = (
-            f"SLURM job {number} ended {job_status.state}{limits.get(job_status.state, '')} "
-            f"({job_status.why}) and left no result"
-        )
-        return message + last_log_line(Path(self.order.log_dir or self.layout.job_dir) / f"{number}_0_log.out")
+        message = f"SLURM job {number} ended {job_status.state}{limits.get(job_status.state, '')} ({job_status.why})"
+        if self.order.position > 0 and self.claiming_job_id() is None:
+            return f"{message} before it began this round of its batch"
+        shared_log = "" if batch_time is None else "; the log of its batch ends"
+        log_line = last_log_line(Path(self.order.log_dir or self.layout.job_dir) / f"{number}_0_log.out")
+        return f"{message} and left no result{log_line and shared_log}{log_line}"
 
 
 def enqueue(elements: Sequence[Sequence[SlurmRoundFuture]], options: Mapping[str, str], begin_within_s: float) -> None:
@@ -251,7 +256,8 @@ def enqueue(elements: Sequence[Sequence[SlurmRoundFuture]], options: Mapping[str
     name, folder = own_name(first.order.config), first.layout.job_dir
     for index, element in enumerate(elements):
         for position, future in enumerate(element):
-            future.place(name, index if len(elements) > 1 else None, position, None if len(rounds) == 1 else folder)
+            array_index, log_dir = index if len(elements) > 1 else None, None if len(rounds) == 1 else folder
+            future.place(name, array_index, position, log_dir, options["time"])
     arguments = [([(str(one.layout.dir), one.layout.round) for one in element], begin_within_s) for element in elements]
     try:
         python = first.executor.python(first.layout.dir, options)
