@@ -43,6 +43,12 @@ EXPORTED_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_
 _TIME = re.compile(r"(?P<minutes>[1-9]\d*)|(?:(?P<days>\d+)-)?(?P<clock>\d+:[0-5]\d:[0-5]\d)")
 # Temporary files of a job are on its node's own disk if the cluster offers one.
 NODE_SCRATCH = 'export TMPDIR="${SLURM_TMPDIR:-${TMPDIR:-/tmp}}"'
+# submitit names the file of a call after the job once sbatch has answered. A job whose submission was not answered, or
+# whose submitting process was killed, names it itself; the calls of all elements and repeated submissions are the same.
+_FIND_CALL = (
+    'own_id="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"; '
+    'for call in {folder}/{uuid}.pkl; do ln "$call" {folder}/"$own_id"_submitted.pkl; done 2>/dev/null'
+)
 _INVALID = "Invalid job id"
 # What a controller that is restarting or overrun lets sbatch say; a refusal of what was asked for reads otherwise.
 _TRANSIENT = re.compile(
@@ -174,8 +180,14 @@ def submit(
     threads = str(options.get("cpus", "1"))
     fixed |= {key: threads for key in child.DEFAULT_ENVIRONMENT if key.endswith("_NUM_THREADS")}
     exports = [f"export {key}={shlex.quote(value)}" for key, value in fixed.items()]
-    executor.update_parameters(setup=[*exports, NODE_SCRATCH])
+    find_call = _FIND_CALL.format(folder=shlex.quote(str(folder.absolute())), uuid="?" * 32)
+    executor.update_parameters(setup=[*exports, NODE_SCRATCH, find_call])
     return until_accepted(name, lambda: _submit_once(executor, work, arguments, options))
+
+
+def call_element(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Call `work`, in its job, with the arguments of the element that this process runs in."""
+    work(*arguments[int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))])
 
 
 def until_accepted(name: str, submit_once: Callable[[], list[str]]) -> list[str]:
@@ -211,8 +223,9 @@ def _submit_once(
     try:
         with redirect_stderr(output):
             if len(arguments) == 1:
-                return [str(executor.submit(work, *arguments[0]).job_id)]
-            return [str(job.job_id) for job in executor.map_array(work, *zip(*arguments, strict=True))]
+                return [str(executor.submit(call_element, work, arguments).job_id)]
+            calls = [work] * len(arguments), [arguments] * len(arguments)
+            return [str(job.job_id) for job in executor.map_array(call_element, *calls)]
     except (FailedJobError, FailedSubmissionError) as error:
         error_text = str(error) or output.getvalue()
         raise submission_error(error_text, options) from error

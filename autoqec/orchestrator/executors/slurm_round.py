@@ -139,7 +139,7 @@ class SlurmRoundFuture:
         Raises:
             ConnectionError: SLURM does not answer.
         """
-        known = self.order.job_id or self.claiming_job_id()
+        known = self.claiming_job_id() or self.order.job_id
         return known or slurm.find_job(self.order.name, self.order.array_index)
 
     def claiming_job_id(self) -> str | None:
@@ -200,8 +200,10 @@ class SlurmRoundFuture:
     def _final_metrics(self, job_status: slurm.Job) -> RoundMetrics | None:
         """Return the metrics of a job that has ended, once its files are visible; otherwise record a failed round.
 
-        None: the job ended before it came to this round of its batch, which is submitted again. The job of a first
-        round that was not begun cannot have worked, and a cancelled one is not to be repeated.
+        None: another job began the round, and is awaited from now on (a submission without an answer may be accepted
+        after all, so that there are two jobs); or the job ended before it came to this round of its batch, which is
+        submitted again. The job of a first round that was not begun cannot have worked, and a cancelled one is not to
+        be repeated.
         """
         from autoqec.runner import runner
 
@@ -210,7 +212,11 @@ class SlurmRoundFuture:
             time.sleep(self.executor.poll_files_s)
         if metrics is not None:
             return metrics
-        if self.order.position > 0 and job_status.state != "CANCELLED" and self.claiming_job_id() is None:
+        claim = self.claiming_job_id()
+        if claim is not None and claim != self.order.job_id:
+            self.store_job_id(claim)
+            return None
+        if self.order.position > 0 and job_status.state != "CANCELLED" and claim is None:
             self.executor.submit_rest_of_batch(str(self.order.job_id))
             return None
         over_limit = job_status.state in slurm.LIMIT_STATES

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from autoqec.orchestrator.executors.slurm import SlurmExecutor
 from autoqec.orchestrator.loop import Roles, Run, resume_run, run_rounds, start_run, stop_of_waiting
 from autoqec.runner import job
 from autoqec.store import run_control
+from autoqec.system import slurm as slurm_commands
 from tests.crash import canned, driver
 from tests.crash.starts import ENV
 from tests.support import batch_worker
@@ -28,6 +31,16 @@ LOOSE = (
     "round_attempt_id", "branch", "commit_sha", "checkpoint_path", "started_at", "finished_at",
     "proposal_wallclock_s", "setup_wallclock_s", "measurement_started_at", "measurement_finished_at",
 )  # fmt: skip
+
+
+PATIENCE_S = 300
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class OrchestratorKilled(BaseException):
@@ -123,7 +136,7 @@ def test_batches_are_elements_of_an_array_whose_first_rounds_are_the_oldest(tmp_
         assert jobs_of(run, run.memory.history.rows()) == ["1_0", "1_1", "1_0", "1_1", "1_0", "1_1"]
 
 
-def blocked_batch(run: Run, blocked: int, action: Callable[[str], None]) -> SlurmExecutor:
+def blocked_batch(run: Run, blocked: int, action: Callable[[str], None], below_s: float = 500.0) -> SlurmExecutor:
     """Return an executor of batches of three; call `action(job)` once, when the blocked round began in its job."""
     block = batch_worker.blocker(run.layout.root, blocked)
     block.touch()
@@ -134,7 +147,7 @@ def blocked_batch(run: Run, blocked: int, action: Callable[[str], None]) -> Slur
             action(number)
             block.unlink()
 
-    return when_waiting(executor(run, 500.0, predict_s=lambda: 200.0), act)
+    return when_waiting(executor(run, below_s, predict_s=lambda: 200.0), act)
 
 
 def test_cancelled_job_fails_only_the_rounds_that_did_not_finish(tmp_path: Path, fake: Cluster) -> None:
@@ -143,6 +156,8 @@ def test_cancelled_job_fails_only_the_rounds_that_did_not_finish(tmp_path: Path,
         rows = run.memory.history.rows()
     assert statuses(rows) == [(1, "ok"), (2, "train_error"), (3, "train_error"), (4, "ok")]
     assert all("SLURM job 1 ended CANCELLED" in str(row.status_reason) for row in rows[1:3])
+    assert "left no result; the log of its batch ends: " in str(rows[1].status_reason)
+    assert str(rows[2].status_reason).endswith("before it began this round of its batch"), "its log is of other rounds"
     assert fake.jobs() == {"1": "CANCELLED", "2": "COMPLETED"}
 
 
@@ -153,6 +168,68 @@ def test_rounds_that_a_lost_job_did_not_begin_are_submitted_again(tmp_path: Path
     assert statuses(rows) == [(1, "ok"), (2, "train_error"), (3, "ok")]
     assert "SLURM job 1 ended NODE_FAIL" in str(rows[1].status_reason)
     assert jobs_of(run, rows) == ["1", "1", "2"]
+
+
+@pytest.mark.parametrize(("below_s", "limit"), [(500.0, "34 minutes for a batch of rounds"), (0.0, "--slurm time=17")])
+def test_job_over_its_time_limit_is_named_with_that_limit(
+    tmp_path: Path, fake: Cluster, below_s: float, limit: str
+) -> None:
+    with new_run(tmp_path) as run:
+        run_rounds(run, 2, executor=blocked_batch(run, 1, lambda number: fake.lose(number, "TIMEOUT"), below_s))
+        row, after = run.memory.history.rows()
+    assert after.status == "ok"
+    assert (row.status, row.failure_cause) == ("killed_by_safety", "time limit")
+    assert f"SLURM job 1 ended TIMEOUT, {limit} (" in str(row.status_reason)
+
+
+def submitted_twice(
+    run: Run, fake: Cluster, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object] = lambda: None
+) -> SlurmExecutor:
+    """Return an executor whose first sbatch times out before SLURM accepts the job, so that it submits round 1 again.
+
+    The first job claims the round and is blocked in it; the second one, whose id is returned, finds the claim and ends.
+    `action` is called once the order names the first job, and the round is no longer blocked then.
+    """
+    fake.change(busy=1, late=True, unlisted=1)
+    layout, block = run.layout.round(1), batch_worker.blocker(run.layout.root, 1)
+    block.touch()
+
+    def wait_for_claim(seconds: float) -> None:
+        if seconds:
+            until(lambda: job.claiming_job_id(layout) == "1")
+
+    def act() -> None:
+        order = job.read_order(layout)
+        if block.exists() and order is not None and order.job_id == "1":
+            action()
+            block.unlink()
+
+    monkeypatch.setattr(slurm_commands, "time", SimpleNamespace(sleep=wait_for_claim))
+    return when_waiting(executor(run, 0.0), act)
+
+
+def test_round_is_awaited_from_the_job_that_began_it(
+    tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_run(tmp_path) as run:
+        run_rounds(run, 1, executor=submitted_twice(run, fake, monkeypatch))
+        rows = run.memory.history.rows()
+    assert statuses(rows) == [(1, "ok")] and jobs_of(run, rows) == ["1"]
+    assert len(fake.jobs()) == 2, "the other one ended without a measurement"
+
+
+@pytest.mark.parametrize(("forgets", "reason"), [(False, "job 1 ended NODE_FAIL"), (True, "no longer knows job 1")])
+def test_round_fails_if_the_job_that_began_it_is_lost(
+    tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch, forgets: bool, reason: str
+) -> None:
+    def lose() -> None:
+        fake.lose("1", "NODE_FAIL")
+        fake.change(forgets=forgets)
+
+    with new_run(tmp_path) as run:
+        run_rounds(run, 1, executor=submitted_twice(run, fake, monkeypatch, lose))
+        (row,) = run.memory.history.rows()
+    assert row.status == "train_error" and reason in str(row.status_reason)
 
 
 def test_job_that_could_not_begin_any_round_fails_them(

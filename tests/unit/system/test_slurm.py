@@ -189,6 +189,19 @@ def test_job_accepted_without_a_reply_is_not_submitted_twice(
     assert queued(cluster, tmp_path) == "1" and len(cluster.jobs()) == 1
 
 
+@pytest.mark.parametrize("arguments", [[("alone",)], [("first",), ("second",)]])
+def test_jobs_accepted_without_a_reply_find_their_calls(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[tuple[str]]
+) -> None:
+    waits(monkeypatch)
+    cluster.change(busy=1, late=True)
+    folder = tmp_path / "a folder"
+    numbers = slurm.submit(print, arguments, folder=folder, name="late", options={"time": "5"}, package=tmp_path)
+    for number, (word,) in zip(numbers, arguments, strict=True):
+        cluster.await_state(number, "COMPLETED", "FAILED")
+        assert f"\n{word}\n" in (folder / f"{number}_0_log.out").read_text()
+
+
 def test_retries_end_with_one_error_if_the_controller_stays_unreachable(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
