@@ -33,7 +33,7 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml autoqec/qec/weighted_mwpm.c
+$(STAMP): pyproject.toml $(wildcard autoqec/*/*.c)
 	@test -n "$(PY)" || { echo "autoqec needs Python 3.11 or newer with venv. hint: PY=/path/to/python3.12 make install" >&2; exit 2; }
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
 	# compat: a path entry, so that the package also wins over a workspace's autoqec/decoders/modules under `python -m`

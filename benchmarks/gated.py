@@ -20,7 +20,7 @@ from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.gating import CAP_MARGIN, Gate
 from autoqec.qec import backends, sampling
 from autoqec.qec.logical_classes import LogicalClassMatcher
-from autoqec.qec.stats import clopper_pearson
+from autoqec.qec.stats import count_pairs, error_mask, paired_effect
 from autoqec.qec.weighted_mwpm import WeightedMatching
 from autoqec.store.files import load_env
 from benchmarks.problems import surface
@@ -28,7 +28,9 @@ from benchmarks.table import Row
 
 REPEATS, REBUILT_SHOTS = 5, 200
 FUSION_SCALE = 1000  # integer steps per nat
-GATES = (3.0, 4.0, 5.0)
+GATES = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0)  # nats
+TIMED_SHOTS = 20_000
+FIRST_SEED = 2**32 + 1  # training and validation draw below 2**32
 
 
 def median_cpu_us(works: dict[str, Callable[[], object]], shots: int) -> dict[str, float]:
@@ -136,7 +138,10 @@ def gap_row(distance: int) -> Row:
 
 
 def main(env_path: Path, checkpoint: Path, shots: int) -> None:
-    """Print failures and CPU time of a network with and without gates beside plain and correlated matching."""
+    """Print failures and CPU time of a network with and without gates beside plain and correlated matching.
+
+    A network of type `local` is also timed in torch.
+    """
     torch.set_num_threads(1)
     env, _ = load_env(env_path)
     ungated = CheckpointDecoder.of(env, checkpoint)
@@ -147,25 +152,38 @@ def main(env_path: Path, checkpoint: Path, shots: int) -> None:
     }
     bare = pymatching.Matching.from_detector_error_model(problem.dem)
     decoders["pymatching"] = lambda events: bare.decode_batch(events, bit_packed_shots=True).astype(bool)
-    decoders["ungated"] = ungated.decode
-    for threshold in GATES:
-        gated = CheckpointDecoder.of(env, checkpoint)
-        gated.decoder.gate = Gate(problem, threshold)
-        decoders[f"gate {threshold:g}"] = gated.decode
-    drawn = sampling.sample(problem, shots, sampling.band_seed(env.seed_policy.holdout, "gated"))
-    timed = drawn.detection_events[:20_000]
-    cost = median_cpu_us({name: lambda d=decode: d(timed) for name, decode in decoders.items()}, len(timed))  # type: ignore[misc]
-    print(f"{env.name}, p={problem.p}, {shots} shots, CPU time on {len(timed)} shots, median of {REPEATS}")
-    for name, decode in decoders.items():
-        failures = int((decode(drawn.detection_events) != drawn.observables).any(axis=1).sum())
-        low, high = clopper_pearson(failures, shots)
+    in_torch: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
+    for threshold in (None, *GATES):
+        name = "no gate" if threshold is None else f"gate {threshold:g}"
+        for found in (decoders, in_torch):
+            decoder = CheckpointDecoder.of(env, checkpoint)
+            decoder.decoder.gate = None if threshold is None else Gate(problem, threshold)
+            if found is in_torch:
+                decoder._local = None
+            found[name] = decoder.decode
+    if ungated._local is None:
+        in_torch.clear()
+    drawn = sampling.sample(problem, shots, FIRST_SEED)
+    timed = drawn.detection_events[:TIMED_SHOTS]
+    works = decoders | {f"{name}, torch": decode for name, decode in in_torch.items()}
+    cost = median_cpu_us({key: lambda d=decode: d(timed) for key, decode in works.items()}, len(timed))  # type: ignore[misc]
+    print(f"{env.name}, p={problem.p}, {shots} shots, seed {FIRST_SEED}; CPU time: {len(timed)}, median of {REPEATS}")
+    wrong = {name: error_mask(decode(drawn.detection_events), drawn.observables) for name, decode in decoders.items()}
+    for name, mask in wrong.items():
         share = ""
         if name.startswith("gate "):
             gate = Gate(problem, float(name.split()[1]))
             gate.split(drawn.detection_events)
             share = f"; {100 * gate.ambiguous_share:.1f}% ambiguous"
-        ratio = cost[name] / cost["mwpm_correlated"]
-        print(f"{name}: {failures} failures [{low:.3e}, {high:.3e}]; {cost[name]:.2f} us, {ratio:.2f} x{share}")
+        effect = paired_effect(count_pairs(wrong["mwpm_correlated"], mask))
+        figures = (effect.relative, effect.relative_low, effect.relative_high)
+        fewer = ", ".join("-" if figure is None else f"{100 * figure:.1f}%" for figure in figures)
+        times = [cost[each] for each in (name, f"{name}, torch") if each in cost]
+        ratios = ", ".join(f"{us:.2f} us {us / cost['mwpm_correlated']:.2f} x" for us in times)
+        print(f"{name}: {np.count_nonzero(mask)} failures, fewer than correlated {fewer}; {ratios}{share}", flush=True)
+    for name, decode in in_torch.items():
+        differing = int((decode(timed) != decoders[name](timed)).sum())
+        print(f"{name}: {differing} of {len(timed)} predictions differ between torch and C")
 
 
 if __name__ == "__main__":

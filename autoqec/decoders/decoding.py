@@ -15,6 +15,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.decoders import checkpoint
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.gating import make_decoder
+from autoqec.decoders.local_forward import LocalForward
 from autoqec.decoders.single_shot import SingleShot
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.qec import weighted_mwpm
@@ -53,7 +54,7 @@ class CheckpointDecoder:
         self._prior = decoded.astype(np.float32)
         self.shift = np.where(columns >= 0, decoded - trained[columns], 0).astype(np.float32)
         self.decoder = make_decoder(problem, model.output_mode, model.gate, hint=NO_GATE_HINT)
-        self._single_shot = SingleShot.of(model)
+        self._single_shot, self._local = SingleShot.of(model), LocalForward.of(model, problem.n_detectors)
 
     @classmethod
     def of(
@@ -135,13 +136,7 @@ class CheckpointDecoder:
 
     def log_odds(self, detection_events: np.ndarray) -> np.ndarray:
         """Run the network on bit-packed detection events; return float32 [n, n_edges] for the decoded problem."""
-        output: np.ndarray
-        if self._single_shot is not None and len(detection_events) == 1:
-            output = self._single_shot(detection_events[0], self.problem.n_detectors)[None]
-        else:
-            events = torch.from_numpy(unpack(detection_events, self.problem.n_detectors)).float()
-            with torch.no_grad(), _checkpoint_errors(self._path):
-                output = self._model(events).numpy()
+        output = self._forward(detection_events)
         if not np.isfinite(output).all():
             raise ContractError(
                 "the network's outputs are not finite", location=str(self._path), hint=OTHER_CHECKPOINT_HINT
@@ -152,6 +147,17 @@ class CheckpointDecoder:
         log_odds = output[:, self._columns] + self.shift
         log_odds[:, self.unknown_edges] = self._prior[self.unknown_edges]
         return log_odds
+
+    def _forward(self, detection_events: np.ndarray) -> np.ndarray:
+        """Return the network's outputs for bit-packed detection events, before `shift`."""
+        if self._local is not None:
+            return self._local(detection_events)
+        if self._single_shot is not None and len(detection_events) == 1:
+            return self._single_shot(detection_events[0], self.problem.n_detectors)[None]
+        events = torch.from_numpy(unpack(detection_events, self.problem.n_detectors)).float()
+        with torch.no_grad(), _checkpoint_errors(self._path):
+            output: np.ndarray = self._model(events).numpy()
+        return output
 
 
 def require_coordinates(coordinates: np.ndarray) -> None:

@@ -15,10 +15,11 @@ import pymatching
 import scipy.sparse as sp
 
 from autoqec.errors import UsageError
+from autoqec.qec.c_library import addresses
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack, unpack
-from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching, addresses, compiled_gap
+from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching, compiled_gap
 
 MAX_TABLE_NODES = 4096  # 128 MB of distances
 

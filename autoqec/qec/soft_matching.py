@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from autoqec.qec.c_library import addresses
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.sampling import unpack
-from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching, addresses, compiled_soft_matcher
+from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching, compiled_soft_matcher
 
 NOT_FINITE = -3  # status of the C function
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -18,16 +17,16 @@ import numpy as np
 import pymatching
 import scipy.sparse as sp
 
+from autoqec.qec import c_library
+
 MAX_LOG_ODDS = 30.0  # nats; PyMatching scales its integer weights by the largest, so extremes would blur the rest
-_NAMES = [Path(__file__).with_name(f"_match{suffix}") for suffix in reversed(EXTENSION_SUFFIXES)]
-# The stable ABI's name before the one of this Python alone, which an older build may have left.
-_LIBRARY = next((path for path in _NAMES if path.exists()), _NAMES[-1])
+_LIBRARY = c_library.library_path(__file__, "_match")
 
 
 @functools.cache
 def compiled_matcher() -> Any | None:
     """Return the C function, or None if it was not built."""
-    if (functions := _compiled("autoqec_match_1")) is None:
+    if (functions := c_library.functions(_LIBRARY, "autoqec_match_1")) is None:
         return None
     ints, words = np.ctypeslib.ndpointer(np.int32, flags="C"), np.ctypeslib.ndpointer(np.uint8, flags="C")
     reals = np.ctypeslib.ndpointer(np.float32, flags="C")
@@ -39,9 +38,9 @@ def compiled_matcher() -> Any | None:
 def compiled_gap() -> tuple[Any, Any] | None:
     """Return the C functions that compute distances and complementary gaps, or None if they were not built.
 
-    Both take the addresses of arrays, see `addresses`.
+    Both take the addresses of arrays, see `c_library.addresses`.
     """
-    if (functions := _compiled("autoqec_distances_1", "autoqec_gap_1")) is None:
+    if (functions := c_library.functions(_LIBRARY, "autoqec_distances_1", "autoqec_gap_1")) is None:
         return None
     functions[0].argtypes = [ctypes.c_int32] * 2 + [ctypes.c_void_p] * 7
     functions[1].argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32] + [ctypes.c_void_p] * 7
@@ -51,7 +50,7 @@ def compiled_gap() -> tuple[Any, Any] | None:
 @functools.cache
 def compiled_soft_matcher() -> Any | None:
     """Return the C function from bit-packed shots to observables, which takes addresses; None if it was not built."""
-    if (functions := _compiled("autoqec_soft_1")) is None:
+    if (functions := c_library.functions(_LIBRARY, "autoqec_soft_1")) is None:
         return None
     pointers = ctypes.c_void_p
     functions[0].argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32] * 2 + [pointers] * 4 + [ctypes.c_int32]
@@ -59,35 +58,9 @@ def compiled_soft_matcher() -> Any | None:
     return functions[0]
 
 
-def _compiled(*names: str) -> list[Any] | None:
-    """Return C functions; their names change with their arguments, so that no library of another version is called."""
-    try:
-        library = ctypes.CDLL(str(_LIBRARY))
-        return [getattr(library, name) for name in names]
-    except (OSError, AttributeError):
-        return None
-
-
-def addresses(*arrays: np.ndarray) -> list[int]:
-    """Return the addresses of contiguous arrays, which the caller keeps alive: much faster than `ndpointer`."""
-    return [_address(array) for array in arrays]
-
-
-def _address(array: np.ndarray) -> int:
-    try:
-        # A third of the time of `__array_interface__`; numpy declares no buffers for type checkers.
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # read-only, empty, or not contiguous
-        if not array.flags.c_contiguous:
-            raise ValueError("an array for the C code is not contiguous") from None
-        return int(array.__array_interface__["data"][0])
-
-
 def is_outdated() -> bool:
     """Return whether the library of a checkout is older than its source; False in an installed package."""
-    source = Path(__file__).with_name("weighted_mwpm.c")
-    checkout = Path(__file__).parents[2] / "pyproject.toml"
-    return checkout.exists() and _LIBRARY.exists() and _LIBRARY.stat().st_mtime < source.stat().st_mtime
+    return c_library.is_older(_LIBRARY, Path(__file__).with_name("weighted_mwpm.c"))
 
 
 class WeightedMatching:

@@ -73,13 +73,15 @@ def requirements_fingerprint() -> str:
 def code_sha256() -> str:
     """SHA-256 over the trusted code that can change a result: of training, measurement or verification.
 
-    Every .py and .c file of RESULT_PACKAGES except the editable modules, and whether the matching in C is built, since
-    PyMatching in its place may choose another of two equal minima.
+    Every .py and .c file of RESULT_PACKAGES except the editable modules, and which C extensions are built, since
+    PyMatching in place of one may choose another of two equal minima, and torch rounds otherwise.
     """
-    built = any((_PACKAGE / "qec" / f"_match{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
-    matcher = "C" if built else "Python"
+    matcher, network = (
+        "C" if any((_PACKAGE / f"{name}{suffix}").exists() for suffix in EXTENSION_SUFFIXES) else "Python"
+        for name in ("qec/_match", "decoders/_local")
+    )
     files = _code_files([_PACKAGE / name for name in RESULT_PACKAGES], ("py", "c"))
-    return hashlib.sha256(f"{_sha256_of(files)}  matching in {matcher}\n".encode()).hexdigest()
+    return hashlib.sha256(f"{_sha256_of(files)}  matching in {matcher}, networks in {network}\n".encode()).hexdigest()
 
 
 def package_sha256() -> str:

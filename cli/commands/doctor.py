@@ -78,6 +78,7 @@ def _libraries() -> Iterator[Finding]:
 
 def _matching() -> Iterator[Finding]:
     try:
+        from autoqec.decoders import local_forward
         from autoqec.qec import weighted_mwpm
     except (ImportError, OSError):
         return  # a library is missing, which was reported above
@@ -89,6 +90,9 @@ def _matching() -> Iterator[Finding]:
         yield Finding(
             "matching", "warning", "per-shot weights in C, built from an older weighted_mwpm.c", reinstall_hint
         )
+    elif local_forward.compiled_network() is None or local_forward.is_outdated():
+        message = "per-shot weights in C; networks of type `local` in torch, slower, or built from older files"
+        yield Finding("matching", "warning", message, reinstall_hint)
     else:
         yield Finding("matching", "ok", "per-shot weights in C")
 

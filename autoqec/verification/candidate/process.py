@@ -20,6 +20,7 @@ import torch
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
+from autoqec.decoders.local_forward import LocalForward
 from autoqec.errors import AutoqecError, ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
@@ -50,6 +51,7 @@ def main() -> None:
     except Exception as error:
         send(answers, protocol.ERROR, encode_error(error))
         return
+    local = LocalForward.of(model, problem.n_detectors)
     send(answers, protocol.MODEL_INFO, json.dumps(model_info).encode())
     while True:
         tag, payload = receive(requests)
@@ -59,7 +61,7 @@ def main() -> None:
             if tag == protocol.TIME:
                 send(answers, protocol.TIMES, decode_one_by_one(model, problem, payload))
                 continue
-            send(answers, protocol.LOG_ODDS, infer_log_odds(model, payload, problem.n_detectors))
+            send(answers, protocol.LOG_ODDS, infer_log_odds(model, local, payload, problem.n_detectors))
             if len(payload) > -(-problem.n_detectors // 8):  # single shots leave little, and their latency is measured
                 free_unused_memory()
         except Exception as error:  # an exception of branch code costs this chunk, not the verification
@@ -103,9 +105,11 @@ def build_model(spec: dict[str, Any], problem: Problem) -> tuple[Predecoder, dic
     }
 
 
-def infer_log_odds(model: Predecoder, packed: bytes, n_detectors: int) -> bytes:
-    """Return the log-odds of every shot, float32 [n, n_edges], as bytes."""
+def infer_log_odds(model: Predecoder, local: LocalForward | None, packed: bytes, n_detectors: int) -> bytes:
+    """Return the log-odds of every shot, float32 [n, n_edges], as bytes; by `local`, if there is one."""
     shots = np.frombuffer(packed, np.uint8).reshape(-1, -(-n_detectors // 8))
+    if local is not None:
+        return local(shots).astype("<f4", copy=False).tobytes()
     parts = []
     with torch.no_grad():
         for start in range(0, len(shots), protocol.BATCH):

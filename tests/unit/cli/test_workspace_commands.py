@@ -11,6 +11,7 @@ import pytest
 import autoqec
 from autoqec.cli.assistant_files import installed_command, render
 from autoqec.cli.commands import doctor
+from autoqec.decoders import local_forward
 from autoqec.qec import weighted_mwpm
 from autoqec.system import sandbox
 from tests.conftest import Workspace
@@ -58,6 +59,8 @@ def test_doctor_reports_each_check(workspace: Workspace) -> None:
 
 
 def test_doctor_warns_about_missing_or_outdated_c_matcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local_forward, "compiled_network", lambda: object())
+    monkeypatch.setattr(local_forward, "is_outdated", lambda: False)
     monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: object())
     library = tmp_path / "_match.so"
     library.touch()
@@ -69,6 +72,20 @@ def test_doctor_warns_about_missing_or_outdated_c_matcher(monkeypatch: pytest.Mo
     monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: None)
     (found,) = doctor._matching()
     assert found.state == "warning" and "slower" in found.found and "C compiler" in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("built", "outdated", "warned"), [(True, False, False), (False, False, True), (True, True, True)]
+)
+def test_doctor_warns_about_missing_or_outdated_c_network(
+    built: bool, outdated: bool, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: object())
+    monkeypatch.setattr(weighted_mwpm, "is_outdated", lambda: False)
+    monkeypatch.setattr(local_forward, "compiled_network", lambda: object() if built else None)
+    monkeypatch.setattr(local_forward, "is_outdated", lambda: outdated)
+    (found,) = doctor._matching()
+    assert (found.state == "warning" and "`local`" in found.found) is warned
 
 
 @pytest.mark.parametrize(("uid", "warned"), [(0, True), (1000, False)])

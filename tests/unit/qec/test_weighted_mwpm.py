@@ -11,7 +11,7 @@ import pymatching
 import pytest
 import scipy.sparse as sp
 
-from autoqec.qec import sampling, weighted_mwpm
+from autoqec.qec import c_library, sampling, weighted_mwpm
 from autoqec.qec.weighted_mwpm import WeightedMatching
 from tests.support.envs import problem
 
@@ -229,7 +229,7 @@ def graph_of(change: Callable[[list[Any]], None]) -> list[Any]:
 
 def call(function: Any, *arguments: Any) -> int:
     """Call a C function that takes addresses; the arrays live until it returns."""
-    where = [weighted_mwpm.addresses(each)[0] if isinstance(each, np.ndarray) else each for each in arguments]
+    where = [c_library.addresses(each)[0] if isinstance(each, np.ndarray) else each for each in arguments]
     return int(function(*where))
 
 
@@ -270,7 +270,7 @@ def test_addresses_are_those_of_the_data(change: str) -> None:
     array.flags.writeable = change != "read-only"
     if change == "offset":
         array = array[3:]
-    assert weighted_mwpm.addresses(array, array) == 2 * [array.__array_interface__["data"][0]]
+    assert c_library.addresses(array, array) == 2 * [array.__array_interface__["data"][0]]
 
 
 @pytest.mark.parametrize("writeable", [True, False])
@@ -278,7 +278,7 @@ def test_arrays_that_are_not_contiguous_have_no_address(writeable: bool) -> None
     array = np.zeros((3, 4))[:, ::2]
     array.flags.writeable = writeable
     with pytest.raises(ValueError, match="not contiguous"):
-        weighted_mwpm.addresses(array)
+        c_library.addresses(array)
 
 
 @needs_c

@@ -96,9 +96,10 @@ def test_change_that_can_change_a_result_changes_both_hashes(package: Path, name
     assert machine.code_sha256() != code and machine.package_sha256() != whole
 
 
-def test_built_matching_changes_the_code_hash(package: Path) -> None:
+@pytest.mark.parametrize("name", ["qec/_match", "decoders/_local"])
+def test_built_extension_changes_the_code_hash(package: Path, name: str) -> None:
     before = machine.code_sha256()
-    (package / f"qec/_match{SUFFIX}").write_text("x")
+    (package / f"{name}{SUFFIX}").write_text("x")
     assert machine.code_sha256() != before
 
 
