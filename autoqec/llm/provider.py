@@ -10,7 +10,8 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from autoqec import optional
@@ -245,6 +246,7 @@ def response_of(
     try:
         # What is recorded and sent back has to be text; a lone surrogate raises UnicodeEncodeError, a ValueError.
         json.dumps([answer.text, answer.model, answer.blocks], ensure_ascii=False).encode()
+        answer = replace(answer, blocks=_with_distinct_ids(answer.blocks))
         response = Response(
             text=answer.text,
             tool_calls=_tool_calls(answer, model),
@@ -262,6 +264,22 @@ def response_of(
         error.usage, error.cost_usd = answer.usage, cost_usd
         raise
     return response.model_copy(update={"parsed": parsed})
+
+
+def _with_distinct_ids(blocks: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """Return the blocks; tool calls that share an id, as some endpoints send them, get ones of their own."""
+    taken = {str(block.get("id")) for block in blocks}
+    seen, found = {""}, []
+    for block in blocks:
+        call_id = block.get("id")
+        if block["type"] == "tool_use" and isinstance(call_id, str):
+            if call_id in seen:
+                call_id = next(each for n in count(1) if (each := f"{call_id or 'call'}_{n}") not in taken)
+                block = {**block, "id": call_id}
+            taken.add(call_id)
+            seen.add(call_id)
+        found.append(block)
+    return tuple(found)
 
 
 def _tool_calls(answer: Answer, model: str) -> tuple[ToolCall, ...]:

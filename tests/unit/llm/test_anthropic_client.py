@@ -144,6 +144,22 @@ def test_tool_calls_and_results_round_trip(server: MessagesServer, stream: bool)
     assert model.complete(first.model_copy(update={"messages": turns})).parsed == Guess(what="mlp", score=1)
 
 
+def test_tool_calls_with_one_id_get_results_of_their_own(server: MessagesServer, stream: bool) -> None:
+    calls = [use_tool("look", {"at": at}, call_id=call_id).content[0]
+             for at, call_id in enumerate(("toolu_1", "toolu_1_1", "toolu_1", "toolu_1"))]  # fmt: skip
+    server.script(Behaviour(tuple(calls), stop_reason="tool_use"), say_json({"what": "mlp", "score": 1}))
+    model, first = lm(server, stream=stream), request(output=Guess, tools=(TOOL,))
+    response = model.complete(first)
+    ids = [call.id for call in response.tool_calls]
+    assert len(set(ids)) == 4 and ids[:2] == ["toolu_1", "toolu_1_1"]
+    assert [call.input for call in response.tool_calls] == [{"at": at} for at in range(4)]
+    results = tool_results({call.id: f"row {call.input}" for call in response.tool_calls})
+    turns = (*first.messages, response.turn(), results)
+    assert model.complete(first.model_copy(update={"messages": turns})).parsed == Guess(what="mlp", score=1)
+    asked, answered = (message["content"] for message in server.requests[-1]["messages"][-2:])
+    assert [block["id"] for block in asked] == [block["tool_use_id"] for block in answered] == ids
+
+
 def test_stable_prefix_is_cached_and_all_counters_are_kept(server: MessagesServer, stream: bool) -> None:
     system = ("you design predecoders " * 40, "the knowledge page " * 40, "this round")
     model = lm(server, stream=stream)

@@ -25,6 +25,7 @@ from autoqec.llm.errors import (
     LlmUnavailableError,
 )
 from tests.support.messages_server import (
+    Behaviour,
     cut,
     edited,
     fail,
@@ -285,6 +286,23 @@ def test_tool_calls_round_trip_through_the_completions_api():
         turns = (*request().messages, first.turn(), tool_results({"call_1": "found"}))
         assert lm.complete(Request(messages=turns, tools=(tool,))).text == "seen"
         assert [m["role"] for m in server.requests[1]["messages"]] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("call_id", ["call_1", ""])
+def test_tool_calls_with_one_id_get_results_of_their_own(call_id):
+    pytest.importorskip("openai", reason="pip install 'autoqec[openai]'")
+    tool = Tool(name="look", description="Looks.", input_schema={"type": "object", "properties": {}})
+    calls = [use_tool("look", {"at": at}, call_id=call_id).content[0] for at in range(2)]
+    with CompletionsServer() as server:
+        lm = get_lm_client(LMConfig(model="qwen3", backend="openai", base_url=server.url))
+        server.script(Behaviour(tuple(calls), stop_reason="tool_use"), say("seen"))
+        first = lm.complete(request(tools=(tool,)))
+        results = {call.id: f"at {call.input['at']}" for call in first.tool_calls}
+        assert len(results) == 2 and all(results)
+        turns = (*request().messages, first.turn(), tool_results(results))
+        assert lm.complete(Request(messages=turns, tools=(tool,))).text == "seen"
+        answers = [each for each in server.requests[1]["messages"] if each["role"] == "tool"]
+        assert [(each["tool_call_id"], each["content"]) for each in answers] == list(results.items())
 
 
 @pytest.mark.parametrize(
