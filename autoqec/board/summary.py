@@ -18,8 +18,14 @@ LEGEND = (
 )
 
 
-def table_lines(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell], n_cells: int) -> list[str]:
-    """Return the table in lines: a heading per circuit, its cells, a legend, and how many of `n_cells` are measured."""
+def table_lines(
+    circuits: Mapping[str, BoardCircuit], table: Sequence[Cell], applicable: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Return the table in lines: a heading per circuit, its cells, a legend, and how many cells are measured.
+
+    `applicable` holds the decoders that can be measured here, by name of the circuit. Cells of others are shown and
+    counted apart.
+    """
     lines: list[str] = []
     width = max((len(cell.decoder) for cell in table), default=0)
     for name, spec in circuits.items():
@@ -33,7 +39,13 @@ def table_lines(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell], n_c
     empty = [name for name, spec in circuits.items() if all(cell.circuit_sha256 != spec.sha256 for cell in table)]
     lines += LEGEND if table else ()
     without = f"; circuits without any: {', '.join(empty)}" if empty else ""
-    lines.append(f"{len(table)} of {n_cells} cells measured{without}")
+    measurable = {(circuits[name].sha256, decoder) for name, names in applicable.items() for decoder in names}
+    others = [cell.decoder for cell in table if (cell.circuit_sha256, cell.decoder) not in measurable]
+    lines.append(f"{len(table) - len(others)} of {len(measurable)} cells measured{without}")
+    if others:
+        names, shown = ", ".join(dict.fromkeys(others)), pluralize(len(others), "further cell")
+        reasons = "the run of a round is not in this directory, or the decoder is not on the board"
+        lines.append(f"{shown} of decoders that cannot be measured here ({reasons}): {names}")
     return lines
 
 

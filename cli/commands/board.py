@@ -69,7 +69,7 @@ def show(pattern: str, missing: bool, directory: Path, out: Output) -> None:
             for decoder in left:
                 out.emit({"circuit": name, "decoder": decoder, "state": "missing"})
         return
-    for line in table_lines(circuits, table, sum(map(len, applicable.values()))):
+    for line in table_lines(circuits, table, applicable):
         out.say(line)
     for cell in table:
         out.emit(to_row(cell))

@@ -194,6 +194,19 @@ def test_verified_round_is_measured_where_its_run_lies(
     monkeypatch.chdir(tmp_path)
     assert call("measure", CIRCUIT, name, "--dir", "restored/board", "--shots", "2000") == 2
     check_error(capsys.readouterr().err, f"run {model.run_id} is not in runs/", hint=True)
+    packaged_line = _lines(capsys, "show", "--circuit", CIRCUIT)[-1]
+    total, others = _lines(capsys, "show", "--circuit", CIRCUIT, "--dir", "restored/board")[-2:]
+    assert total == packaged_line, "a cell that cannot be measured here is none of those that can"
+    assert others.startswith("1 further cell of decoders that cannot be measured here") and others.endswith(name)
+    assert not any(name in line for line in _lines(capsys, "show", "--missing", "--dir", "restored/board"))
+    monkeypatch.chdir(tmp_path / "restored")
+    assert "further cell" not in _lines(capsys, "show", "--circuit", CIRCUIT)[-1]
+
+
+def _lines(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    capsys.readouterr()
+    assert call(*argv) == 0
+    return capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(
