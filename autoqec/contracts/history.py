@@ -238,6 +238,9 @@ class HistoryRow(RoundMetrics):
         default=None, description="floating-point operations per shot, counted by the verifier"
     )
     judge_n_params: int | None = Field(default=None, description="parameters, counted by the verifier")
+    single_shot_failure: str | None = Field(
+        default=None, description="why the verifier could not decode single shots although batches were decoded"
+    )
     cost_counted_by: CountedBy | None = Field(
         default=None, description="code that counted; `candidate sandbox`: the counts are lower bounds"
     )

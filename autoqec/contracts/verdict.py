@@ -180,6 +180,9 @@ class Cost(Contract):
         default=None,
         description="elapsed time of single shots in us; `scope` says what it includes",
     )
+    latency_failure: str | None = Field(
+        default=None, description="why single shots were not decoded although batches were; no part of the verdict"
+    )
     cpu_model: str | None = Field(default=None, description="processor on which the times were measured")
 
     @property

@@ -236,6 +236,7 @@ def verification_fields(report: VerifyReport) -> dict[str, Any]:
     if report.cost is not None:
         fields["judge_flops_per_syndrome"] = report.cost.expected_flops_per_syndrome
         fields["judge_n_params"] = report.cost.n_params
+        fields["single_shot_failure"] = report.cost.latency_failure
         fields["cost_counted_by"] = report.cost.counted_by if report.schema_version >= 2 else None
     if report.effect is not None:
         effect = report.effect

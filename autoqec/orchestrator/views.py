@@ -65,6 +65,7 @@ def section(row: HistoryRow, state: RunState | Draft) -> str:
         ("Result", measured if row.status == "ok" else _without_result(row)),
         ("Times", f"{row.timing.describe()}." if row.started_at is not None else ""),
         ("Verification", _verification(found) if (found := row.verification) else ""),
+        ("Single shots", _single_shots(row.single_shot_failure)),
         ("Family", _family(row)),
         ("Meaning", _meaning(row, found)),
         ("Analyst (opinion)", f"“{opinion}”" if (opinion := _opinion(row, measured)) else ""),
@@ -112,6 +113,10 @@ def _verification(found: Verification) -> str:
         text += f" Compared with its parents on another draw: {found.composition}."
     reasons = _clause("; ".join(found.reasons))
     return f"{text} Reasons: {reasons}." if reasons else text
+
+
+def _single_shots(failure: str | None) -> str:
+    return "" if failure is None else f"Decoding failed, although batches were decoded: {_clause(failure)}."
 
 
 def _family(row: HistoryRow) -> str:

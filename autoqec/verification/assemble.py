@@ -171,6 +171,7 @@ def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
         decoding_us_per_shot=None if decoder_us is None else decoder_us + share * candidate_us,
         correlated_us_per_shot=None if decoder_us is None else evidence.correlated_us,
         latency_us=evidence.latency,
+        latency_failure=evidence.latency_failure,
         cpu_model=None if decoder_us is None else machine.cpu_model(),
     )
 

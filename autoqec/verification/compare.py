@@ -14,7 +14,7 @@ from autoqec.contracts.verdict import Guard, VerifyReport
 MEASURED = {"finished_at", "judge_wallclock_s", "versions", "sandbox"}
 MEASURED_COST = {
     "candidate_us_per_shot", "startup_cpu_s", "memory_growth_mb", "decoding_us_per_shot", "correlated_us_per_shot",
-    "latency_us", "cpu_model",
+    "latency_us", "latency_failure", "cpu_model",
 }  # fmt: skip
 TEXTS = {"claim", "reasons", "not_tested", "guards"}
 # Their evidence quotes rounding errors, resources or text of branch code, which differ between machines.

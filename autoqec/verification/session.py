@@ -65,6 +65,7 @@ class Evidence:
         decoder_us: CPU time of gate and inner decoder per shot of the effect draw; None if it was not reached.
         correlated_us: CPU time of correlated matching on these shots; None if the env has no matching.
         latency: Times of single shots; None if they were not measured.
+        latency_failure: Why the candidate did not decode single shots.
         recorded: What a test on recorded shots spent; None on sampled shots.
     """
 
@@ -85,6 +86,7 @@ class Evidence:
     decoder_us: float | None = None
     correlated_us: float | None = None
     latency: Latency | None = None
+    latency_failure: str | None = None
     recorded: RecordedEvidence | None = None
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -248,6 +250,7 @@ class VerificationSession:
         found = single_shots.measure(evaluation, second, shots, scope)
         if isinstance(found, CandidateFailure):
             evidence.not_run.append(f"latency of single shots: {found}")
+            evidence.latency_failure = str(found)
             return 0
         evidence.latency = found.latency
         return found.differing if request.rules >= 3 else 0

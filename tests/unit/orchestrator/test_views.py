@@ -393,3 +393,11 @@ def test_log_names_the_circuits_of_a_family() -> None:
     assert "Errors on 5000 val shots each: d=5 r=5 90 → 70, d=3 r=3 90 → 70." in line
     assert "d=5 r=5 p=0.005: +22.2% [" in line and "90 → 70 errors in 5000 shots, claimed; d=3 r=3" in line
     assert "not claimed" in line and "**Family.**" not in views.section(rounds.row(2), Draft())
+
+
+def test_log_names_a_failure_on_single_shots_beside_the_verdict() -> None:
+    failed = rounds.row(1, verify_verdict="INCONCLUSIVE", single_shot_failure="ValueError: *one* shot\nis too few.")
+    shown = views.log(rounds.info(), [failed])
+    assert "**Single shots.** Decoding failed, although batches were decoded: ValueError: " in shown
+    assert "shot is too few.\n" in shown and "*one*" not in shown
+    assert "Single shots" not in views.log(rounds.info(), [rounds.row(1, verify_verdict="INCONCLUSIVE")])

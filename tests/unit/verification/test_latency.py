@@ -13,13 +13,17 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.orchestrator.round_recorder import verification_fields
 from autoqec.qec.sampling import sample
 from autoqec.store.files import dump_config
+from autoqec.store.round_layout import RoundLayout
 from autoqec.system.sandbox import SandboxBackend
 from autoqec.verification import candidate_process, single_shots
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
+from autoqec.verification.compare import report_differences
+from autoqec.verification.report import write
 from autoqec.verification.session import ModelInfo, read_model_info
 from autoqec.verification.shot_stream import ShotStream
 from autoqec.verification.verifier import run_verification
@@ -138,3 +142,27 @@ def test_other_predictions_of_single_shots_trip_a_guard(
     assert guard.passed == (not flipped) and guard.evidence.endswith("2 of single shots") == bool(flipped)
     assert report.cost is not None and report.cost.latency_us is not None
     assert report.cost.latency_us.scope == "decoder" and report.cost.latency_us.shots == 500
+
+
+@pytest.mark.usefixtures("sandbox_backend")
+def test_code_that_fails_on_single_shots_is_named_and_keeps_its_verdict(tmp_path: Path) -> None:
+    reports = {}
+    for name in ("batches_only", "constant_prior"):
+        (tmp_path / name).mkdir()
+        weights, modules = support.cheat(name, tmp_path / name, problem(3))
+        request = support.request(
+            tmp_path / name / "round", problem(3).env, weights, config_only=False, modules_dir=modules
+        )
+        reports[name] = run_verification(request)
+        write(request.round, reports[name])
+        failure = "expected more than 1 shot"
+        assert (failure in request.round.report_md.read_text()) == (name == "batches_only")
+    found, other = reports["batches_only"], reports["constant_prior"]
+    assert found.cost is not None and other.cost is not None and other.cost.latency_failure is None
+    assert found.cost.latency_us is None and failure in str(found.cost.latency_failure)
+    assert found.verdict == other.verdict and all(guard.passed for guard in found.guards)
+    shown = RoundLayout(tmp_path / "batches_only" / "round", 1).report_md.read_text(encoding="utf-8")
+    assert "Decoding of single shots failed, although batches were decoded: " in shown
+    assert verification_fields(found)["single_shot_failure"] == found.cost.latency_failure
+    assert verification_fields(other)["single_shot_failure"] is None
+    assert report_differences(found, found.model_copy(update={"cost": other.cost})) == []
