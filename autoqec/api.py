@@ -197,10 +197,11 @@ def decode(
     import numpy as np
 
     from autoqec.decoders.decode_memory import decoding_size, require_decode_memory
-    from autoqec.decoders.decoding import CheckpointDecoder, missing_extension, read_model
+    from autoqec.decoders.decoding import CheckpointDecoder, check_fit, missing_extension, read_model
     from autoqec.decoders.threads import check_threads, decode_array, decoders_needed
     from autoqec.errors import UsageError
     from autoqec.launch.checkpoints import open_checkpoint
+    from autoqec.qec.recorded.diagnosis import diagnose_first_shots
 
     check_threads(threads, "threads")
     env_name = None if env is None else str(env)
@@ -208,6 +209,7 @@ def decode(
         if (slower := missing_extension(opened.env.backend)) is not None:
             warnings.warn(slower, RuntimeWarning, stacklevel=2)
         model = None if dem is None else read_model(Path(dem), opened.env)
+        check_fit(opened.env, opened.path, model)
         events = np.asarray(detection_events)
         n_shots = len(np.atleast_1d(events))
         n_decoders = decoders_needed(threads, n_shots)
@@ -224,7 +226,11 @@ def decode(
         if events.dtype != bool and not ((events == 0) | (events == 1)).all():
             hint = "pass one value per detector: 1 if it fired, else 0"
             raise UsageError("holds values other than 0 and 1", location="detection_events", hint=hint)
-        return decode_array(decoders, np.packbits(events.astype(bool), axis=1, bitorder="little"))
+        packed = np.packbits(events.astype(bool), axis=1, bitorder="little")
+        for found in diagnose_first_shots(decoders[0].problem, packed):
+            message = f"the shots do not look like shots of the model: {found.message}; likely cause: {found.cause}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return decode_array(decoders, packed)
 
 
 def _run(env: str | None, resumed: str | None, named: Mapping[str, Any], on_event: OnEvent | None) -> RunResult:

@@ -13,9 +13,12 @@ import numpy as np
 import torch
 
 from autoqec.contracts.dsl import MAX_GATE, GateShare, PredecoderDSL, parse_dsl
+from autoqec.contracts.env import EnvSpec
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError
+from autoqec.qec.circuit_hash import require_circuit
+from autoqec.qec.codes import build_source
 from autoqec.qec.problem import Problem
 
 CHECKPOINT_KEYS = {"class_name", "state_dict", "output_mode", "dsl_config"}
@@ -78,19 +81,34 @@ def load(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
         ContractError: The checkpoint is malformed, or was made for another circuit or architecture.
     """
     payload = read(path)
-    dsl = parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
-    circuit_hash = payload["state_dict"].get("circuit_sha256")
-    if circuit_hash is None or bytes(circuit_hash.tolist()).hex() != problem.circuit_sha256:
-        actual = "(none)" if circuit_hash is None else bytes(circuit_hash.tolist()).hex()[:12]
-        raise ContractError(
-            f"checkpoint was made for circuit {actual}, this env's circuit is {problem.circuit_sha256[:12]}",
-            location=str(path),
-            hint="use the env the checkpoint was trained on",
-        )
+    dsl = _config(payload, path)
+    require_circuit(recorded_circuit(payload), problem.env, problem.source, str(path))
     model = compile_predecoder(dsl, problem, seed=0)
     restore(model, payload["state_dict"], location=str(path))
     model.gate = _gate(payload, dsl, str(path))
     return model.eval(), dsl
+
+
+def read_config(path: Path, env: EnvSpec) -> PredecoderDSL:
+    """Return the config of a checkpoint that was made for the circuit of an env; the env's problem is not built.
+
+    Raises:
+        ContractError: The checkpoint is malformed, or was made for another circuit.
+    """
+    payload = read(path)
+    dsl = _config(payload, path)
+    require_circuit(recorded_circuit(payload), env, build_source(env, env.target), str(path))
+    return dsl
+
+
+def _config(payload: dict[str, Any], path: Path) -> PredecoderDSL:
+    return parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
+
+
+def recorded_circuit(payload: dict[str, Any]) -> str | None:
+    """Return the SHA-256 of the circuit that the content of a checkpoint was made for; None if it has none."""
+    circuit_hash = payload["state_dict"].get("circuit_sha256")
+    return None if circuit_hash is None else bytes(circuit_hash.tolist()).hex()
 
 
 def resolved_gate(path: Path, dsl: PredecoderDSL) -> float | None:
@@ -134,7 +152,7 @@ def load_for_member(path: Path, problem: Problem) -> tuple[Predecoder, Predecode
 def read_translation_invariant(path: Path) -> tuple[dict[str, Any], PredecoderDSL]:
     """Return the content and the config of a checkpoint; ContractError if its weights belong to one circuit."""
     payload = read(path)
-    dsl = parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
+    dsl = _config(payload, path)
     if not dsl.translation_invariant:
         hint = "use a checkpoint of type `local`, whose weights fit every distance and number of rounds"
         raise ContractError(f"weights of type `{dsl.type}` belong to one circuit", location=str(path), hint=hint)

@@ -19,6 +19,7 @@ from autoqec.decoders.local_forward import LocalForward
 from autoqec.decoders.single_shot import SingleShot
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.qec import weighted_mwpm
+from autoqec.qec.codes import build_source
 from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
 from autoqec.qec.problem import Problem, detector_coordinates
 from autoqec.qec.sampling import unpack
@@ -75,20 +76,23 @@ class CheckpointDecoder:
         Raises:
             ContractError: The checkpoint or the model does not match the env.
         """
+        check_fit(env, path, dem)
         training_problem = Problem.from_env(env)
+        if dem is not None and dem.num_detectors != training_problem.n_detectors:
+            with _model_errors():
+                other = training_problem.with_other_dem(dem)
+            return cls.of_other_circuit(other, path)
         with _checkpoint_errors(path):
             model, dsl = checkpoint.load(path, training_problem)
-        problem = training_problem if dem is None else _with_dem(training_problem, dem)
+        with _model_errors():
+            problem = training_problem if dem is None else training_problem.with_dem(dem)
         trained, decoded = (each.variables(dsl.output_mode) for each in (training_problem, problem))
         columns = match_edges(decoded, trained)
-        sizes = [(each.n_detectors, each.n_observables) for each in (training_problem, problem)]
         same = not (columns < 0).any() and trained.n_edges == decoded.n_edges
         if dem is not None and not same and dsl.translation_invariant and _is_other_circuit(training_problem, dem):
             return cls.of_other_circuit(training_problem.with_other_dem(dem), path)
-        if sizes[0] != sizes[1] or not (columns >= 0).any() or not (same or allow_other_dem):
-            raise _model_mismatch_error(
-                env, path, training_problem, problem, int((columns < 0).sum()), same_size=sizes[0] == sizes[1]
-            )
+        if not (columns >= 0).any() or not (same or allow_other_dem):
+            raise _mechanisms_error(path, training_problem, problem, int((columns < 0).sum()))
         return cls(problem, training_problem, model, columns, path)
 
     @classmethod
@@ -201,10 +205,29 @@ def unexplained_shots() -> Iterator[None]:
         ) from error
 
 
+def check_fit(env: EnvSpec, path: Path, dem: stim.DetectorErrorModel | None) -> None:
+    """Check that a checkpoint was made for the circuit of an env and can decode a model; builds no decoding problem.
+
+    Raises:
+        ContractError: It was made for another circuit, or the model is of another size and the weights belong to one
+            circuit.
+    """
+    dsl = checkpoint.read_config(path, env)
+    source = build_source(env, env.target)
+    sizes = [(each.num_detectors, each.num_observables) for each in (source, dem or source)]
+    if sizes[0] == sizes[1] or (dsl.translation_invariant and sizes[0][0] != sizes[1][0]):
+        return
+    own, other = (f"{n_detectors} detectors, {n_observables} observables" for n_detectors, n_observables in sizes)
+    raise ContractError(
+        f"the detector error model ({other}) is not that of env `{env.name}` ({own})",
+        location=str(path),
+        hint="decode shots of the circuit that the env describes; weights of type `local` also fit other distances and "
+        "numbers of rounds",
+    )
+
+
 def _is_other_circuit(problem: Problem, dem: stim.DetectorErrorModel) -> bool:
-    """Return whether a model has other detectors: 120 can be those of d=5 with 5 rounds, or of d=3 with 15."""
-    if dem.num_detectors != problem.n_detectors:
-        return True
+    """Return whether as many detectors lie elsewhere: 120 can be those of d=5 with 5 rounds, or of d=3 with 15."""
     coordinates = detector_coordinates(dem, problem.n_detectors)
     return bool(coordinates.any()) and not np.array_equal(coordinates, problem.coordinates)
 
@@ -221,10 +244,11 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
         raise ContractError(message, location=str(path), hint=OTHER_CHECKPOINT_HINT) from error
 
 
-def _with_dem(problem: Problem, dem: stim.DetectorErrorModel) -> Problem:
-    """Replace the model; errors name the given model instead of the env."""
+@contextmanager
+def _model_errors() -> Iterator[None]:
+    """Report errors of a given model as its own instead of the env's."""
     try:
-        return problem.with_dem(dem)
+        yield
     except UsageError as error:
         hint = (
             "create it with `stim analyze_errors --decompose_errors`; probabilities must lie strictly between 0 and 1"
@@ -259,21 +283,15 @@ def _edge_keys(graph: DecodingGraph) -> list[tuple[tuple[int, ...], bytes, int]]
     return keys
 
 
-def _model_mismatch_error(
-    env: EnvSpec, path: Path, training_problem: Problem, problem: Problem, n_unknown_edges: int, *, same_size: bool
-) -> ContractError:
+def _mechanisms_error(path: Path, training_problem: Problem, problem: Problem, n_unknown_edges: int) -> ContractError:
     def describe(each: Problem) -> str:
         return f"{each.n_detectors} detectors, {each.n_observables} observables, {each.n_mechanisms} error mechanisms"
 
-    unknown = f"; {n_unknown_edges} of its edges are unknown to the network" if same_size else ""
     return ContractError(
-        f"the detector error model ({describe(problem)}) is not that of env `{env.name}` "
-        f"({describe(training_problem)}){unknown}",
+        f"the detector error model ({describe(problem)}) is not that of env `{problem.env.name}` "
+        f"({describe(training_problem)}); {n_unknown_edges} of its edges are unknown to the network",
         location=str(path),
-        hint="accept a model of the same detectors with `autoqec decode --allow-other-dem`"
-        if same_size
-        else "decode shots of the circuit that the env describes; weights of type `local` also fit other distances and "
-        "numbers of rounds",
+        hint="accept a model of the same detectors with `autoqec decode --allow-other-dem`",
     )
 
 

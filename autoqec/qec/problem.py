@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,6 +13,7 @@ import stim
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
+from autoqec.qec.circuit_hash import circuit_sha256
 from autoqec.qec.codes import Source, build_source
 from autoqec.qec.graph import (
     Component,
@@ -166,7 +166,7 @@ class Problem:
     @cached_property
     def circuit_sha256(self) -> str:
         """Return the SHA-256 of the source's text."""
-        return hashlib.sha256(str(self.source).encode()).hexdigest()
+        return circuit_sha256(self.source)
 
     @cached_property
     def coordinates(self) -> np.ndarray:

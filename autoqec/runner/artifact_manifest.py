@@ -18,6 +18,7 @@ from autoqec.contracts.provenance import (
 )
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.decoders import overlay
+from autoqec.qec.circuit_hash import circuit_sha256
 from autoqec.qec.codes import build_source
 from autoqec.runner.collect import Artifact
 from autoqec.runner.pointer import dsl_sha256
@@ -57,7 +58,7 @@ def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict
         packages=machine.versions(),
         environment=ManifestEnvironment(
             env_yaml_sha256=sha256_bytes(config.env_yaml.encode()),
-            circuit_sha256=sha256_bytes(str(build_source(env, env.target)).encode()),
+            circuit_sha256=circuit_sha256(build_source(env, env.target)),
             requirements_fingerprint=machine.requirements_fingerprint(),
         ),
         round=ManifestRound(

@@ -27,6 +27,7 @@ from autoqec.decoders.family import target_member
 from autoqec.decoders.gating import Gate, calibrate_gate
 from autoqec.decoders.latency import predict_time_ratio
 from autoqec.errors import AutoqecError, ContractError, RoundError
+from autoqec.qec.circuit_hash import require_circuit
 from autoqec.qec.problem import Problem
 from autoqec.runner import devices, training_cost
 from autoqec.runner.evaluate import val_counts
@@ -172,11 +173,9 @@ def load_parent_weights(model: Predecoder, problem: Problem, parent: str | None)
             location="training.init",
             hint="set `training.init: fresh`, or fork from a round",
         )
-    state = checkpoint.read(Path(parent))["state_dict"]
-    circuit_hash = state.get("circuit_sha256")
-    if circuit_hash is None or bytes(circuit_hash.tolist()).hex() != problem.circuit_sha256:
-        raise ContractError("the parent's checkpoint is for a different circuit", location=parent)
-    checkpoint.restore(model, state, location=parent)
+    payload = checkpoint.read(Path(parent))
+    require_circuit(checkpoint.recorded_circuit(payload), problem.env, problem.source, parent)
+    checkpoint.restore(model, payload["state_dict"], location=parent)
 
 
 class Failure(NamedTuple):

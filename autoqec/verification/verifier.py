@@ -10,6 +10,7 @@ from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
+from autoqec.qec.circuit_hash import OLDER_VERSION, OLDER_VERSION_HINT, written_by_older_version
 from autoqec.store.layout import hidden_from_branch_code
 from autoqec.store.round_files import read_contract
 from autoqec.system.scratch import scratch
@@ -73,6 +74,8 @@ def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None)
     with scratch("verification") as directory:
         frozen = _freeze(request, directory)
         artifact.check_manifest(manifest, request.env_sha256, frozen, str(request.round.manifest))
+        if manifest is not None and written_by_older_version(manifest.environment.circuit_sha256, request.env):
+            raise ContractError(OLDER_VERSION, location=str(request.round.manifest), hint=OLDER_VERSION_HINT)
         if request.expected_artifact not in (None, frozen.sha256):
             raise ContractError(
                 f"the artifact was registered as {request.expected_artifact} and is now {frozen.sha256}",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from autoqec.decoders.decoding import CheckpointDecoder
     from autoqec.decoders.windows import WindowedDecoder
     from autoqec.launch.checkpoints import OpenCheckpoint
+    from autoqec.qec.problem import Problem
 
 FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 
@@ -112,6 +114,9 @@ def command(
         if decoding.other_circuit:
             out.note("warning: the network was trained on another circuit; its gain there was not verified")
         events = shotfiles.read(shots, shot_format, problem.n_detectors, PART)
+        mismatches: list[str] = []
+        if isinstance(decoding, CheckpointDecoder):
+            events, mismatches = _checked(events, decoding.problem, out)
         parts = decode_parts(decoders, events)
         n = shotfiles.write(target, out_format or shotfiles.guess_format(target), problem.n_observables, parts)
         latency = None
@@ -122,6 +127,7 @@ def command(
     suffix = f"; {unknown} edges unknown to the network kept the priors of the model" if unknown else ""
     out.say(f"{target}: {n} shots decoded, {pluralize(problem.n_observables, 'observable')} each{suffix}")
     figures = {"shots": n, "env": loaded.env.name, "unknown_edges": unknown, "verified": loaded.verified}
+    figures |= {"mismatches": mismatches}
     out.emit({"out": str(target), **figures, **({} if latency is None else {"latency": latency})})
 
 
@@ -139,12 +145,14 @@ def _decoders(
     `count_shots` returns the number of shots with so many detectors, if it is known.
     """
     from autoqec.decoders.decode_memory import decoding_size, require_decode_memory, require_window_memory
-    from autoqec.decoders.decoding import CheckpointDecoder, read_model
+    from autoqec.decoders.decoding import CheckpointDecoder, check_fit, read_model
     from autoqec.decoders.threads import decoders_needed
     from autoqec.decoders.windows import WindowedDecoder
     from autoqec.qec.problem import Problem
 
     model = None if dem is None else read_model(dem, loaded.env)
+    if window is None:
+        check_fit(loaded.env, loaded.path, model)  # before the size of a long experiment is counted
     size = decoding_size(loaded.env, model)
     n_shots = count_shots(size.n_detectors)
     n_decoders = decoders_needed(threads, n_shots)
@@ -155,6 +163,17 @@ def _decoders(
     require_window_memory(loaded.env, model, window, n_decoders, n_shots)
     model = model or Problem.from_env(loaded.env).dem
     return [WindowedDecoder(loaded.env, loaded.path, model, window) for _ in range(n_decoders)]
+
+
+def _checked(parts: Iterator[np.ndarray], problem: Problem, out: Output) -> tuple[Iterator[np.ndarray], list[str]]:
+    """Warn if the shots do not fit the model; return all of their parts, and the names of what was found."""
+    from autoqec.qec.recorded.diagnosis import diagnose_first_shots
+
+    first = next(parts, None)
+    found = [] if first is None else diagnose_first_shots(problem, first)
+    for each in found:
+        out.note(f"warning: the shots do not look like shots of the model: {each.message}; likely cause: {each.cause}")
+    return (parts if first is None else chain([first], parts)), [each.name for each in found]
 
 
 def _check_options(dem: Path | None, window: int | None, latency_shots: int | None, *, allow_other_dem: bool) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.orders import known_orders, layers, moved_detectors
-from autoqec.qec.recorded.statistics import EventCounts, ModelStatistics, model_statistics, similarity
+from autoqec.qec.recorded.statistics import EventCounts, ModelStatistics, count_events, model_statistics, similarity
 
 MIN_SHOTS = 200  # fewer shots say nothing
 MIN_EXPECTED_EVENTS = 30.0  # fewer expected events say nothing about a detector that never fired
@@ -18,10 +18,12 @@ UNLIKELY_RANDOM = 0.35  # a model with detection fractions above this may have t
 INVERTED = 0.6
 SIMILAR, UNRELATED, BETTER = 0.97, 0.55, 0.05
 MAX_NORM_ERROR = 0.2  # relative sampling error of the correlations' squared norm
+SAME_CIRCUIT, MAX_SAME_ERROR = 0.9, 0.02  # similarity under other noise of the same kind, and such an error for it
 FEW_MOVED = 0.4  # similarity below which more than a few detectors are wrong
 MANY = 0.25  # share of the detectors above which exchanges mean another circuit
 RATE_RATIO = 3.0
 LISTED = 8
+CHECKED_EVENTS = 2**22  # values that are read to tell whether shots are of a model
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,36 @@ class Diagnosis:
     message: str
     cause: str
     error: bool = True
+
+
+def diagnose_first_shots(problem: Problem, detection_events: np.ndarray) -> list[Diagnosis]:
+    """Tell from the first shots whether they are of a model: bit-packed shots of another circuit can have its size.
+
+    Args:
+        problem: The model that they are decoded with.
+        detection_events: Bit-packed, uint8 [n, ceil(n_detectors / 8)].
+
+    Returns:
+        Diagnoses; empty if the shots fit, or if there are too few to tell.
+    """
+    first = detection_events[: CHECKED_EVENTS // problem.n_detectors]
+    counts = count_events([first], problem.n_detectors)
+    found = diagnose_events(problem, counts)
+    if any(each.error for each in found) or counts.shots < MIN_SHOTS:
+        return found
+    expected = model_statistics(problem.H, problem.mechanism_probs).correlations
+    direct = similarity(counts.correlations, expected, counts.shots)
+    if direct < SAME_CIRCUIT and _is_precise(counts, expected, len(expected), MAX_SAME_ERROR):
+        message = f"similarity of the events' correlations with the model's is {direct:.2f}, not {SAME_CIRCUIT} or more"
+        cause = "they are of another circuit with as many bytes per shot, or the noise is of another kind"
+        found.insert(0, Diagnosis("other_circuit", message, cause, error=False))
+    return found
+
+
+def _is_precise(counts: EventCounts, expected: np.ndarray, n_usable: int, max_error: float) -> bool:
+    """Return whether the shots are enough to compare correlations with expected ones of so many detectors."""
+    strength = counts.shots * (expected**2).sum() / max(n_usable, 1)
+    return counts.single.mean() >= MIN_EXPECTED_EVENTS and bool(strength * max_error >= np.sqrt(2))
 
 
 def diagnose_events(problem: Problem, counts: EventCounts) -> list[Diagnosis]:
@@ -123,9 +155,7 @@ def _correlations(
     """Compare the pattern of pairwise correlations, which does not depend on the overall rate."""
     mask = np.outer(usable, usable)
     observed, expected = np.where(mask, counts.correlations, 0), np.where(mask, model.correlations, 0)
-    strength = counts.shots * (expected**2).sum() / max(usable.sum(), 1)
-    few_events = counts.single.mean() < MIN_EXPECTED_EVENTS
-    if not mask.any() or few_events or strength * MAX_NORM_ERROR < np.sqrt(2):
+    if not mask.any() or not _is_precise(counts, expected, usable.sum(), MAX_NORM_ERROR):
         return
     direct = similarity(observed, expected, counts.shots)
     if direct < SIMILAR:

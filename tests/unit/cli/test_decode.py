@@ -22,11 +22,12 @@ from autoqec.decoders.decoding import CHUNK, CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.latency import WARM_UP_SHOTS, measure_latency
 from autoqec.errors import ContractError, UsageError
+from autoqec.models import load_models, model_env
 from autoqec.qec import shotfiles, soft_matching, weighted_mwpm
 from autoqec.qec.backends import make_backend
 from autoqec.qec.memory import ModelSize
 from autoqec.qec.problem import Problem, error_model
-from autoqec.qec.sampling import sample
+from autoqec.qec.sampling import sample, unpack
 from autoqec.store.files import dump_config
 from autoqec.system import memory
 from tests.support.envs import BANDS, problem, surface
@@ -86,7 +87,8 @@ def test_json_output(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixtur
     assert decode(place, "--json", out="out.01", shots="shots.b8") == 0
     result = json.loads(capsys.readouterr().out)
     assert result == {
-        "out": str(place / "out.01"), "shots": SHOTS, "env": "surface_d3_z", "unknown_edges": 0, "verified": False
+        "out": str(place / "out.01"), "shots": SHOTS, "env": "surface_d3_z", "unknown_edges": 0, "verified": False,
+        "mismatches": [],
     }  # fmt: skip
     assert len((place / "out.01").read_text().splitlines()) == SHOTS
 
@@ -179,6 +181,68 @@ def test_env_with_other_circuit_is_rejected(made: tuple[Path, np.ndarray], capsy
     assert decode(place, "--env", "surface_d5_depol", out="no") == 2
     refused(capsys, problem(3).circuit_sha256[:12], "this env's circuit is")
     assert not (place / "no").exists()
+
+
+def test_another_circuit_is_refused_before_its_problem_is_built(
+    made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, _ = made
+    larger = problem(5).dem
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    monkeypatch.setattr(Problem, "_from_dem", None)
+    monkeypatch.setattr(Problem, "from_env", None)
+    assert decode(place, "--env", "surface_d7_depol", out="no") == 2
+    refused(capsys, "this env's circuit is")
+    (place / "larger.dem").write_text(str(larger), encoding="utf-8")
+    assert decode(place, "--dem", str(place / "larger.dem"), out="no") == 2
+    refused(capsys, "120 detectors", "24 detectors", "`local`")
+    events = np.zeros((4, 120), bool)
+    with pytest.raises(ContractError, match="this env's circuit is"):
+        autoqec.decode(place / "checkpoint.pt", events, env="surface_d7_depol", unverified=True)
+
+
+@pytest.mark.parametrize("name", sorted(load_models()))
+def test_shots_of_the_circuit_of_a_model_give_no_warning(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = Problem.from_env(model_env(name))
+    for seed, shots in enumerate((250, 1500, 6000)):
+        write(tmp_path / "in.b8", sample(drawn, shots, seed).detection_events, "b8", drawn.n_detectors)
+        argv = ["decode", "--model", name, "--in", str(tmp_path / "in.b8"), "--out", str(tmp_path / "out.b8"), "--json"]
+        assert run_cli(group, argv) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["mismatches"] == [] and "warning" not in shown.err
+
+
+OTHERS = {  # shots whose number of bytes those of the model divide
+    "a smaller code": (("surface_d5_z", surface(3, 0.005)), "wrong_model"),
+    "more rounds of a smaller code": (("surface_d5_z", surface(3, 0.005, rounds=15)), "wrong_model"),
+    "more rounds": (("surface_d3_z", surface(3, 0.005, rounds=15)), "other_circuit"),
+    "the other basis": (("surface_d5_z", surface(5, 0.005, "x")), "other_circuit"),
+    "a larger code": (("surface_d3_x", surface(5, 0.005, "x")), "detectors_permuted"),
+    "weaker noise": (("surface_d5_z", surface(5, 0.001)), "other_noise_strength"),
+}
+
+
+@pytest.mark.parametrize("other", sorted(OTHERS))
+def test_shots_of_another_circuit_give_a_warning(
+    other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model, env), name = OTHERS[other]
+    drawn = Problem.from_env(env)
+    write(tmp_path / "in.b8", sample(drawn, 20_000, 1).detection_events, "b8", drawn.n_detectors)
+    argv = ["decode", "--model", model, "--in", str(tmp_path / "in.b8"), "--out", str(tmp_path / "out.b8"), "--json"]
+    assert run_cli(group, argv) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["mismatches"] == [name]
+    assert "warning: the shots do not look like shots of the model" in shown.err and "likely cause" in shown.err
+
+
+def test_arrays_of_another_circuit_of_this_size_give_a_warning(made: tuple[Path, np.ndarray]) -> None:
+    place, _ = made
+    events = unpack(sample(problem(3, basis="x"), 20_000, 1).detection_events, 24).astype(bool)
+    with pytest.warns(RuntimeWarning, match="do not look like shots of the model"):
+        autoqec.decode(place / "checkpoint.pt", events, env=place / "env.yaml", unverified=True)
 
 
 WRONG: dict[str, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
