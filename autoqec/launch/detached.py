@@ -22,6 +22,7 @@ from autoqec.launch.roles import build_roles
 from autoqec.launch.session import open_run
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.run import RunContext
+from autoqec.reporting import job_chain
 from autoqec.store import run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -226,26 +227,18 @@ def stop(layout: RunLayout) -> str | None:
     Returns:
         When the run ends; None if it is not detached.
     """
-    try:
-        state = run_control.read_detached(layout)
-    except AutoqecError:
-        state = DetachedRun(number=1, began=datetime.now(UTC))  # in place of the damaged one
-        is_damaged = True
-    else:
-        is_damaged = False
-    if state is None:
-        return None
-    jobs = live_jobs(run_control.chain_job_name(layout), state.job_id, state.successor_id)
-    if is_damaged and jobs == {}:
+    chain = job_chain.read_chain(layout)
+    if chain is None or chain.ended is not None or (chain.damage is not None and chain.live == {}):
         return None
     run_control.request_stop(layout)
-    if jobs is None:
+    if chain.live is None:
         return "after its rounds in progress, when its job reads the request: SLURM does not answer on this machine"
-    if any(job_state != "PENDING" for job_state in jobs.values()):
+    if any(job_state != "PENDING" for job_state in chain.live.values()):
+    state = chain.state or DetachedRun(number=1, began=datetime.now(UTC))  # in place of a damaged one
         return "after its rounds in progress"  # the job ends the chain itself
     run_control.end_detached(layout, state, run_control.STOPPED)
-    for job_id in jobs:
+    for job_id in chain.live:
         slurm.cancel(job_id)
-    if not jobs:
+    if not chain.live:
         return "now: SLURM has no job of it"
-    return f"now: none of its jobs runs, and SLURM job {', '.join(jobs)} is cancelled"
+    return f"now: none of its jobs runs, and SLURM job {', '.join(chain.live)} is cancelled"

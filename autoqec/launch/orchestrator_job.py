@@ -15,10 +15,11 @@ from autoqec.errors import AutoqecError, ContractError, StorageError, UsageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.launch import model_access
 from autoqec.qec.decoder_trust import trusted_functions
+from autoqec.reporting import job_chain
 from autoqec.store import atomic, run_control
 from autoqec.store.layout import RunLayout
 from autoqec.system import sandbox, slurm
-from autoqec.system.slurm_script import any_alive, live_jobs, submit_command
+from autoqec.system.slurm_script import any_alive, submit_command
 
 DEFAULTS = {"time": "60", "cpus": "1", "mem": "4G"}
 _INHERITED = ("partition", "account", "qos")  # from --slurm; GPUs and nodes of the rounds are not needed
@@ -54,22 +55,14 @@ def require_no_chain(layout: RunLayout) -> None:
     """Raise UsageError if jobs of a chain hold the run, or will, and this process is not one of them."""
     if position(layout.run_id) is not None:
         return
-    what, job_ids = "the run is detached", tuple[str | None, ...]()
-    try:
-        state = run_control.read_detached(layout)
-    except AutoqecError as error:
-        what = f"{what}, and {error.summary}"
-    else:
-        if state is None:
-            return
-        job_ids = state.job_id, state.successor_id
-    jobs = live_jobs(run_control.chain_job_name(layout), *job_ids)
-    if jobs == {}:
+    chain = job_chain.read_chain(layout)
+    if chain is None or chain.live == {}:
         return
-    known = next(iter(jobs or ()), next(filter(None, job_ids), None))
+    what = "the run is detached" if chain.damage is None else f"the run is detached, and {chain.damage}"
+    known = next(iter(chain.live or chain.recorded_ids), None)
     message = what if known is None else f"{what}: SLURM job {known} holds it, or will"
     hint = f"autoqec stop {layout.run_id}"
-    if jobs is None:
+    if chain.live is None:
         hint += f" on a machine of the cluster where SLURM answers; in a copy of the run delete {layout.detached}"
     raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
 
