@@ -27,7 +27,7 @@ from autoqec.store import run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock, slurm
-from autoqec.system.slurm_script import any_alive, live_jobs
+from autoqec.system.slurm_script import any_alive, is_cancelled
 
 MAX_WITHOUT_PROGRESS = 5  # consecutive jobs that end early and finish no round; more would fail in the same way
 LOCK_POLL_S = 5.0
@@ -145,8 +145,7 @@ def _is_cancelled(state: DetachedRun) -> bool:
     """Return whether the user cancelled both this job and its successor, e.g. all of their jobs."""
     if state.job_id is None or state.successor_id is None or any_alive(state.successor_id) is not False:
         return False
-    own = slurm.query_job(state.job_id)
-    return own.life == "ended" or own.state == "COMPLETING"  # of a job that is cancelled while its process still runs
+    return is_cancelled(state.job_id)
 
 
 def _hand_over(layout: RunLayout, settings: RunSettings, state: DetachedRun) -> None:
@@ -234,8 +233,8 @@ def stop(layout: RunLayout) -> str | None:
     if chain.live is None:
         return "after its rounds in progress, when its job reads the request: SLURM does not answer on this machine"
     if any(job_state != "PENDING" for job_state in chain.live.values()):
-    state = chain.state or DetachedRun(number=1, began=datetime.now(UTC))  # in place of a damaged one
         return "after its rounds in progress"  # the job ends the chain itself
+    state = chain.state or DetachedRun(number=1, began=datetime.now(UTC))  # in place of a damaged one
     run_control.end_detached(layout, state, run_control.STOPPED)
     for job_id in chain.live:
         slurm.cancel(job_id)

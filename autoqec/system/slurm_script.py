@@ -86,6 +86,23 @@ def any_alive(*job_ids: str | None) -> bool | None:
     return None if "unreachable" in lives else False
 
 
+def is_cancelled(own_id: str) -> bool:
+    """Return whether the job that this process runs in was cancelled, which is not over its time limit or requeued.
+
+    SLURM calls each of them COMPLETING while this process runs: the first has no reason, and no further restart.
+
+    Args:
+        own_id: Id of the job.
+    """
+    job = slurm.query_job(own_id)
+    if job.state != "COMPLETING":
+        return job.state == "CANCELLED"
+    _, output = slurm_commands.run_command("scontrol", "--oneliner", "show", "job", own_id)
+    restarts = re.search(r"\bRestarts=(\d+)", output)
+    was_requeued = restarts is not None and int(restarts[1]) > int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    return not job.why and not was_requeued
+
+
 def live_jobs(name: str, *job_ids: str | None) -> dict[str, str] | None:
     """Return id -> SLURM's state of jobs that are queued or running, oldest first.
 

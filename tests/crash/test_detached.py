@@ -33,7 +33,7 @@ from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock, slurm
 from autoqec.system.run_lock import lock_run
-from autoqec.system.slurm_script import submit_command
+from autoqec.system.slurm_script import is_cancelled, submit_command
 from tests.conftest import Workspace, made_workspace
 from tests.support.clusters import KEY, Cluster
 from tests.support.messages_server import MessagesServer
@@ -497,6 +497,77 @@ def test_job_continues_the_chain_if_its_state_is_damaged(
     first = in_job(layout, 1, HANDED_OVER)
     assert fake.conf is not None
     queued = json.loads((fake.conf.parent / f"job_{first.successor_id}" / "job.json").read_text())
+def test_job_over_its_time_limit_is_not_cancelled(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor was cancelled, and another one is queued in its place."""
+    own = orchestrator_job.submit(layout, RunSettings(), 1, DetachedRun(number=1, began=datetime.now(UTC)))
+    monkeypatch.setenv("SLURM_JOB_ID", own)
+
+    def run_rounds(began: datetime) -> LoopResult:
+        for job_id in fake.jobs().keys() - {own}:
+            fake.ask("scancel", job_id)
+        fake.put(own, state="COMPLETING", why="TimeLimit")
+        return HANDED_OVER
+
+    detached.continue_run(layout, 1, run_rounds)
+    state = run_control.read_detached(layout)
+    fake.put(own, state="CANCELLED")
+    assert state is not None and fake.jobs()[str(state.successor_id)] == "PENDING"
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "restarts", "cancelled"),
+    [
+        ("RUNNING", "None", 1, False),
+        ("COMPLETING", "None", 1, True),
+        ("COMPLETING", "None", 2, False),
+        ("COMPLETING", "TimeLimit", 1, False),
+        ("COMPLETED", "None", 1, False),
+        ("CANCELLED", "None", 1, True),
+    ],
+)
+def test_cancelled_job_is_told_from_one_that_ends_otherwise(
+    fake: Cluster, monkeypatch: pytest.MonkeyPatch, state: str, why: str, restarts: int, cancelled: bool
+) -> None:
+    """It was requeued once before."""
+    fake.change(hold=True)
+    own = fake.ask("sbatch", "--wrap=true").split()[-1]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    fake.put(own, state=state, why=why, restarts=restarts)
+    assert is_cancelled(own) == cancelled
+    fake.put(own, state="CANCELLED")
+
+
+IGNORES_SIGTERM = """#!/bin/sh
+trap '' TERM
+touch {ready}
+while :; do sleep 0.2; done
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(("words", "cancelled"), [(("scancel",), True), (("scontrol", "requeue"), False)])
+def test_slurm_tells_a_cancelled_job_from_a_requeued_one(
+    real: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], cancelled: bool
+) -> None:
+    """While its processes still run, SLURM calls both COMPLETING."""
+    for name, value in real.env.items():
+        monkeypatch.setenv(name, value)
+    script, ready = tmp_path / "script", tmp_path / "ready"
+    script.write_text(IGNORES_SIGTERM.format(ready=shlex.quote(str(ready))))
+    own = real.ask("sbatch", "--parsable", "--requeue", "--mem=50", "--output=/dev/null", str(script)).strip()
+    deadline = time.monotonic() + PATIENCE_S
+    while not ready.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not is_cancelled(own)
+    real.ask(*words, own)
+    real.await_state(own, "COMPLETING")
+    assert is_cancelled(own) == cancelled
+    real.ask("scancel", own)
+
+
     for name, value in script_variables(queued["options"]["wrap"]).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_JOB_ID", str(first.successor_id))

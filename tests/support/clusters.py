@@ -73,6 +73,13 @@ class Cluster:
         """Kill a job of the fake as its node or a preemption would; with the state PENDING it is requeued."""
         subprocess.run([sys.executable, STANDIN, "lose", number, state], env=os.environ | self.env, check=True)
 
+    def put(self, number: str, **more: Any) -> None:
+        """Change what the fake knows about a job, which keeps running."""
+        assert self.conf is not None
+        path = self.conf.parent / f"job_{number}" / "job.json"
+        path.with_suffix(".put").write_text(json.dumps({**json.loads(path.read_text()), **more}))
+        path.with_suffix(".put").rename(path)
+
     def kill_workers(self, number: str) -> None:
         """Kill the process of the job, as a failing node would."""
         for pid in self.workers(number):
