@@ -244,16 +244,36 @@ def test_run_is_held_until_its_first_job_is_recorded(
     """A job that begins at once waits, so that it overwrites nothing, and a second start is refused."""
     queue_job = orchestrator_job.submit
 
-    def submit(*arguments: Any) -> str:
+    class StillWaits(BaseException):
+        pass
+
+    def wait(seconds: float) -> None:
+        raise StillWaits
+
+    def submit(*arguments: Any, **more: Any) -> str:
+        if "after" in more:  # of the job that follows
+            return queue_job(*arguments, **more)
         assert run_lock.is_locked(layout.root)
         with pytest.raises(UsageError, match="held by process"):
             detach(layout)
-        return queue_job(*arguments)
+        job_id = queue_job(*arguments, **more)
+        before = layout.detached.read_bytes()
+        with monkeypatch.context() as in_own_job, pytest.raises(StillWaits):
+            in_own_job.setenv("SLURM_JOB_ID", job_id)
+            in_own_job.setattr(detached, "time", SimpleNamespace(sleep=wait))
+            in_job(layout, arguments[2], HANDED_OVER)
+        assert layout.detached.read_bytes() == before
+        return job_id
 
     monkeypatch.setattr(orchestrator_job, "submit", submit)
     monkeypatch.chdir(layout.repo_root)
     state = detach(layout)
-    assert run_control.read_detached(layout) == state and fake.jobs() == {state.job_id: "PENDING"}
+    assert run_control.read_detached(layout) == state and state.job_id is not None
+    first, successor = fake.jobs()
+    assert first == state.job_id
+    monkeypatch.setenv("SLURM_JOB_ID", first)
+    continued = in_job(layout, state.number, HANDED_OVER)
+    assert (continued.job_id, continued.successor_id) == (first, successor), "it continues once the run is not held"
 
 
 def test_second_start_is_refused_if_the_first_one_detached_the_run_meanwhile(
@@ -477,26 +497,6 @@ def test_chain_ends_if_the_user_cancels_all_of_its_jobs(
     assert list(fake.jobs().values()) == ["CANCELLED", "CANCELLED"]
 
 
-def replace_by_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "not JSON": lambda path: path.write_text("{"),
-    "another schema": lambda path: path.write_text('{"number": "first"}'),
-    "a directory": replace_by_directory,
-}
-
-
-@pytest.mark.parametrize("kind", ["not JSON", "another schema"])
-def test_job_continues_the_chain_if_its_state_is_damaged(
-    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
-    """It was given the state when it was queued, and replaces the file."""
-    first = in_job(layout, 1, HANDED_OVER)
-    assert fake.conf is not None
-    queued = json.loads((fake.conf.parent / f"job_{first.successor_id}" / "job.json").read_text())
 def test_job_over_its_time_limit_is_not_cancelled(
     layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -568,6 +568,26 @@ def test_slurm_tells_a_cancelled_job_from_a_requeued_one(
     real.ask("scancel", own)
 
 
+def replace_by_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "not JSON": lambda path: path.write_text("{"),
+    "another schema": lambda path: path.write_text('{"number": "first"}'),
+    "a directory": replace_by_directory,
+}
+
+
+@pytest.mark.parametrize("kind", ["not JSON", "another schema"])
+def test_job_continues_the_chain_if_its_state_is_damaged(
+    layout: RunLayout, fake: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """It was given the state when it was queued, and replaces the file."""
+    first = in_job(layout, 1, HANDED_OVER)
+    assert fake.conf is not None
+    queued = json.loads((fake.conf.parent / f"job_{first.successor_id}" / "job.json").read_text())
     for name, value in script_variables(queued["options"]["wrap"]).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_JOB_ID", str(first.successor_id))
