@@ -199,16 +199,26 @@ def test_later_verification_killed_at_every_call(process: Zygote, tmp_path: Path
 
 
 def soak(process: Zygote, tmp_path: Path, rounds: int) -> None:
-    """Run `rounds` rounds, each killed once at a call that a seeded generator chooses, then resumed."""
+    """Run `rounds` rounds, each killed once at a call that a seeded generator chooses, then resumed.
+
+    Rounds differ by a few calls, because git makes a directory for each new prefix of an object's hash: a round that
+    ends before the chosen call is not killed.
+    """
     run_id = prepared(process, tmp_path / "kept", "ok")
     total = calls(process, tmp_path / "kept", run_id, "ok")
     process.restore(tmp_path / "kept")
-    before, chosen = Before.of(process.workspace), random.Random(5)
-    for number in range(3, rounds + 1):
-        # Rounds differ by a few calls: git makes a directory for each new prefix of an object's hash.
-        ended = process.start(number, run_id, at=chosen.randrange(2, total * 9 // 10))
-        assert ended.returncode == -signal.SIGKILL, f"round {number} ended after {ended.count} calls"
-        assert process.start(number, run_id).returncode == 0
+    before, chosen, killed = Before.of(process.workspace), random.Random(5), 0
+    last_tenth = total - total // 10
+    draws = [chosen.randrange(last_tenth, total + 1), *(chosen.randrange(2, total + 1) for _ in range(4, rounds + 1))]
+    for number, at in enumerate(draws, start=3):
+        ended = process.start(number, run_id, at=at)
+        if ended.returncode == 0:
+            assert last_tenth < ended.count < at, f"round {number} was not killed at call {at}, after {ended.count}"
+        else:
+            assert ended.returncode == -signal.SIGKILL, f"round {number}, killed at call {at}: {ended}"
+            killed += 1
+            assert process.start(number, run_id).returncode == 0
+    assert killed >= len(draws) * 3 // 4, "rounds have fewer calls than the first one"
     rows = recover_and_check(process.workspace, before, run_id)
     assert sum(is_finished(row) for row in rows) == rounds
 
