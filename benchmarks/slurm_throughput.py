@@ -1,19 +1,26 @@
 """Measure rounds per hour of a run on SLURM, with a Runner that sleeps, so that the orchestrator and SLURM decide.
 
-    python -m benchmarks.slurm_throughput --rounds 1000 --slots 64 --sleep 4 --record
+    python -m benchmarks.slurm_throughput --rounds 1000 --slots 64 --record
+    python -m benchmarks.slurm_throughput --rounds 200 --slots 8 --kills 20
 
-starts slurmctld and slurmd on this machine (`make setup-slurm`, root). Each job starts a Python process of its own, so
-that a machine with few cores measures the start of Python: `--rounds 100 --slots 16` is a smaller case. The CPU time of
-the orchestrator depends little on the load: `--rounds 20 --slots 4` suffices for it. Figures are printed; `--record`
-writes them to results.json and is for an idle machine.
+starts slurmctld and slurmd on this machine (`make setup-slurm`, root). With `--kills` the process of the run is killed
+that often, at moments spread over the run, and started again; it is counted which rounds were lost or measured twice.
+Each job starts processes of its own, so that a machine with few cores measures their start: `--slots 8` is a smaller
+case, and `--batch-below 60` has fewer jobs. Figures are printed; `--record` writes them to results.json and is for an
+idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
+import signal
+import subprocess
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,25 +28,36 @@ from pathlib import Path
 
 from autoqec.cli.workspace import make_workspace
 from autoqec.orchestrator import loop
+from autoqec.orchestrator.executors.batches import RoundDuration
 from autoqec.orchestrator.executors.slurm import SlurmExecutor
-from autoqec.orchestrator.run import search
+from autoqec.orchestrator.run import Run, search
 from autoqec.runner import job
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import is_finished
+from autoqec.system import run_lock
 from benchmarks.parallel import ENV, nominate_nothing
+from benchmarks.sleeping_job import sleep_of, work_batch
 from benchmarks.table import Row, record
-from tests.crash import canned
 from tests.support.clusters import slurm, slurm_unavailable_reason
 
 SEED, JOB_MB = 1, 100
+POLL_S = 0.2
 
 
-def work(rounds: Sequence[tuple[str, int]], begin_within_s: float, *, sleep_s: float) -> None:
-    """Do in a job what `runner.job.work_batch` does, with a sleep instead of training and measurement."""
-    for round_dir, number in rounds:
-        order = job.read_order(RoundLayout(Path(round_dir), number))
-        assert order is not None, "no round is cancelled here"
-        time.sleep(sleep_s)
-        canned.run_round(order.config)
+@dataclass(frozen=True)
+class Case:
+    """What is measured: rounds after the first one, jobs at once, bounds of a sleep and `--batch-below` in seconds."""
+
+    rounds: int
+    slots: int
+    range_s: tuple[float, float]
+    batch_below: int
+
+    @property
+    def ideal_s(self) -> float:
+        """Seconds if every slot always has a round that sleeps."""
+        return sum(sleep_of(number, self.range_s) for number in range(2, self.rounds + 2)) / self.slots
 
 
 @dataclass(frozen=True)
@@ -53,27 +71,56 @@ class Measured:
     process_s: float
     commands_s: float
     first_round_s: float
+    machine_s: float  # CPU seconds of the whole machine
 
 
-def measure(directory: Path, rounds: int, slots: int, sleep_s: float) -> Measured:
-    """Run one round, then `rounds` further ones, in jobs that sleep."""
-    make_workspace(directory / "workspace", ENV)
-    cluster_dir = directory / "cluster"
-    cluster_dir.mkdir()
-    job.work_batch = partial(work, sleep_s=sleep_s)
-    with slurm(cluster_dir, cores=slots, memory_mb=slots * JOB_MB) as cluster:
-        os.environ.update(cluster.env)
-        executor = SlurmExecutor(slots, {"mem": f"{JOB_MB}M", "time": "10"})
-        roles = loop.Roles(search("random"), analyst=nominate_nothing)
-        env = directory / "workspace" / "env.yaml"
-        with loop.start_run(env, directory / "workspace", "smoke", SEED, "random", roles=roles) as run:
-            before = os.times()
-            first = loop.run_rounds(run, 1, executor=executor)
-            start, spent = time.perf_counter(), os.times()
-            outcome = loop.run_rounds(run, 1 + rounds, executor=executor)
-            wall_s, after = time.perf_counter() - start, os.times()
-        assert [row.status for row in first.rows + outcome.rows] == ["ok"] * (1 + rounds), outcome.stop_reason
-    return Measured(wall_s, *cpu_between(spent, after), first_round_s=sum(cpu_between(before, spent)))
+@dataclass(frozen=True)
+class Outcome:
+    """Rounds of a run whose process was killed."""
+
+    wall_s: float
+    kills: int
+    finished: int  # with a row `ok`
+    not_begun: int  # aborted before a job had them
+    lost: int  # that a job began, and which are not finished
+    repeated: int  # that were measured more than once
+
+
+def executor(run: Run, case: Case) -> SlurmExecutor:
+    """Return an executor whose jobs sleep."""
+    job.work_batch = partial(work_batch, range_s=case.range_s, measured=str(measured_file(run.layout.repo_root)))
+    options = {"mem": f"{JOB_MB}M", "time": "10"}
+    return SlurmExecutor(case.slots, options, batch_below_s=case.batch_below, predict_s=RoundDuration(run))
+
+
+def measured_file(workspace: Path) -> Path:
+    """Return the file to which jobs add a line for each measurement."""
+    return workspace.parent / "measured"
+
+
+def measure(workspace: Path, case: Case) -> Measured:
+    """Run one round, then the rounds of the case, in jobs that sleep."""
+    make_workspace(workspace, ENV)
+    with loop.start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles()) as run:
+        cluster, before = executor(run, case), os.times()
+        first = loop.run_rounds(run, 1, executor=cluster)
+        start, spent, machine = time.perf_counter(), os.times(), machine_seconds()
+        outcome = loop.run_rounds(run, 1 + case.rounds, executor=cluster)
+        wall_s, after, machine_s = time.perf_counter() - start, os.times(), machine_seconds() - machine
+    assert [row.status for row in first.rows + outcome.rows] == ["ok"] * (1 + case.rounds), outcome.stop_reason
+    return Measured(wall_s, *cpu_between(spent, after), sum(cpu_between(before, spent)), machine_s)
+
+
+def roles() -> loop.Roles:
+    """Return a random search that verifies nothing."""
+    return loop.Roles(search("random"), analyst=nominate_nothing)
+
+
+def machine_seconds() -> float:
+    """Return CPU seconds of all processes of this machine."""
+    fields = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    busy = sum(int(value) for index, value in enumerate(fields[:8]) if index not in (3, 4))  # without idle and iowait
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_between(start: os.times_result, end: os.times_result) -> tuple[float, float]:
@@ -84,42 +131,120 @@ def cpu_between(start: os.times_result, end: os.times_result) -> tuple[float, fl
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--sleep", type=float, default=4.0, help="seconds that each round takes in its job")
-    parser.add_argument("--record", action="store_true", help="write the figures to results.json")
-    chosen = parser.parse_args()
-    if (reason := slurm_unavailable_reason()) is not None:
-        parser.error(reason)
-    load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as directory:
-        measured = measure(Path(directory), chosen.rounds, chosen.slots, chosen.sleep)
-    ideal_s = chosen.rounds * chosen.sleep / chosen.slots
-    runs = (
-        f"{chosen.rounds} rounds of {chosen.sleep:g} s in {measured.wall_s:.0f} s; slurmctld, slurmd and all jobs on "
-        f"{os.cpu_count()} cores, load before: {load:.1f}"
+def continue_run(workspace: Path, case: Case) -> None:
+    """Start or resume the run, in the process that is killed."""
+    if (workspace / "runs").exists() and (found := sorted(path.name for path in (workspace / "runs").glob("2*"))):
+        run = loop.resume_run(found[0], workspace, roles=roles())
+    else:
+        run = loop.start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles())
+    with run:
+        loop.run_rounds(run, 1 + case.rounds, executor=executor(run, case))
+
+
+def measure_kills(workspace: Path, case: Case, kills: int, argv: Sequence[str]) -> Outcome:
+    """Run the rounds in a process that is killed `kills` times, and count what became of them."""
+    make_workspace(workspace, ENV)
+    chosen, start, killed = random.Random(SEED), time.perf_counter(), 0
+    while True:
+        process = subprocess.Popen([sys.executable, "-m", "benchmarks.slurm_throughput", *argv, "--in", str(workspace)])
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            is_due = killed < kills and len(measurements(workspace)) > (killed + 1) * case.rounds // (kills + 1)
+            if is_due and any(run_lock.is_locked(path) for path in (workspace / "runs").glob("2*")):
+                time.sleep(chosen.uniform(0.0, 5.0))
+                process.kill()
+                process.wait()
+        if process.returncode != -signal.SIGKILL:
+            assert process.returncode == 0, f"the run ended with status {process.returncode}"
+            break
+        killed += 1
+    wall_s = time.perf_counter() - start
+    (run_dir,) = (workspace / "runs").glob("2*")
+    layout, measured = RunLayout(workspace, run_dir.name), measurements(workspace)
+    rows = History(layout).rows()
+    ok = {row.round_attempt_id for row in rows if row.status == "ok"}
+    return Outcome(
+        wall_s,
+        killed,
+        finished=len(ok),
+        not_begun=sum(not is_finished(row) for row in rows if row.round_attempt_id not in measured),
+        lost=sum(attempt not in ok for attempt in measured),
+        repeated=sum(count > 1 for count in measured.values()),
     )
-    name = f"{chosen.slots} SLURM slots"
-    process_s, commands_s = measured.process_s / chosen.rounds, measured.commands_s / chosen.rounds
+
+
+def measurements(workspace: Path) -> Counter[str]:
+    """Return how often each attempt at a round was measured."""
+    try:
+        lines = measured_file(workspace).read_text().splitlines()
+    except FileNotFoundError:
+        return Counter()
+    return Counter(line.split()[1] for line in lines)
+
+
+def throughput_rows(case: Case, measured: Measured, load: float) -> list[Row]:
+    """Return the figures of a run without kills."""
+    low, high = case.range_s
+    batches = f", --batch-below {case.batch_below}" if case.batch_below else ""
+    runs = (
+        f"{case.rounds} rounds of {low:g}-{high:g} s in {measured.wall_s:.0f} s; slurmctld, slurmd and all jobs on "
+        f"{os.cpu_count()} cores, which were busy for {measured.machine_s / case.rounds:.2f} CPU s per round; "
+        f"load before: {load:.1f}"
+    )
+    name = f"{case.slots} SLURM slots{batches}"
+    process_s, commands_s = measured.process_s / case.rounds, measured.commands_s / case.rounds
     parts = (
         f"aim: <= 0.2 s; process {process_s:.3f}, git and SLURM commands {commands_s:.3f}; the first round "
         f"{measured.first_round_s:.2f}"
     )
-    found = [
-        Row(
-            f"{name}: throughput",
-            f"{ideal_s / measured.wall_s:.2f} of the ideal",
-            f"{ideal_s:.0f} s; aim: >= 0.9",
-            runs,
-        ),
+    share = f"{case.ideal_s / measured.wall_s:.2f} of the ideal"
+    return [
+        Row(f"{name}: throughput", share, f"{case.ideal_s:.0f} s; aim: >= 0.9", runs),
         Row(f"{name}: CPU time of the orchestrator", f"{process_s + commands_s:.2f} s per round", parts, runs),
     ]
+
+
+def kill_row(case: Case, outcome: Outcome) -> Row:
+    """Return the figures of a run whose process was killed."""
+    batches = f", --batch-below {case.batch_below}" if case.batch_below else ""
+    return Row(
+        f"{case.slots} SLURM slots{batches}: orchestrator killed {outcome.kills} times",
+        f"{outcome.lost} rounds lost, {outcome.repeated} measured twice",
+        "aim: 0 and 0",
+        f"{outcome.finished} rounds finished in {outcome.wall_s:.0f} s; {outcome.not_begun} proposals were made again",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--sleep", type=float, nargs=2, default=(2.0, 5.0), help="bounds of the seconds of a round")
+    parser.add_argument("--batch-below", type=int, default=0, help="as of `autoqec run`")
+    parser.add_argument("--kills", type=int, default=0, help="how often the process of the run is killed")
+    parser.add_argument("--record", action="store_true", help="write the figures to results.json")
+    parser.add_argument("--in", type=Path, dest="workspace", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    case = Case(chosen.rounds, chosen.slots, (chosen.sleep[0], chosen.sleep[1]), chosen.batch_below)
+    if chosen.workspace is not None:
+        continue_run(chosen.workspace, case)
+        return
+    if (reason := slurm_unavailable_reason()) is not None:
+        parser.error(reason)
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as directory:
+        cluster_dir, workspace = Path(directory, "cluster"), Path(directory, "workspace")
+        cluster_dir.mkdir()
+        with slurm(cluster_dir, cores=chosen.slots, memory_mb=chosen.slots * JOB_MB) as cluster:
+            os.environ.update(cluster.env)
+            if chosen.kills:
+                found = [kill_row(case, measure_kills(workspace, case, chosen.kills, sys.argv[1:]))]
+            else:
+                found = throughput_rows(case, measure(workspace, case), load)
     for row in found:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
     if chosen.record:
-        record("rounds on SLURM", found)
+        record("rounds on SLURM", found, replace_suite=False)
 
 
 if __name__ == "__main__":
