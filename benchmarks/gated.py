@@ -1,6 +1,7 @@
 """Cost of matching under per-shot weights, of complementary gaps and of gated decoding, as ratios within one process.
 
-`make bench` records the rows that need no network. With one: `python -m benchmarks.gated ENV CHECKPOINT [SHOTS]`.
+`make bench` records the rows that need no network. With one:
+`python -m benchmarks.gated ENV CHECKPOINT [SHOTS [DISTANCE]]`.
 """
 
 from __future__ import annotations
@@ -137,44 +138,44 @@ def gap_row(distance: int) -> Row:
     )
 
 
-def main(env_path: Path, checkpoint: Path, shots: int) -> None:
+def main(env_path: Path, checkpoint: Path, shots: int, distance: int | None) -> None:
     """Print failures and CPU time of a network with and without gates beside plain and correlated matching.
 
-    A network of type `local` is also timed in torch.
+    A network of type `local` is also timed in torch, and decodes another distance of the surface code if one is given.
     """
     torch.set_num_threads(1)
     env, _ = load_env(env_path)
-    ungated = CheckpointDecoder.of(env, checkpoint)
-    ungated.decoder.gate = None
-    problem = ungated.problem
+
+    def load() -> CheckpointDecoder:
+        if distance is None:
+            return CheckpointDecoder.of(env, checkpoint)
+        return CheckpointDecoder.of_other_circuit(surface(distance), checkpoint, gated=False)
+
+    problem = load().problem
     decoders: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         name: backends.make_backend(name, problem).decode for name in ("mwpm", "mwpm_correlated")
     }
     bare = pymatching.Matching.from_detector_error_model(problem.dem)
     decoders["pymatching"] = lambda events: bare.decode_batch(events, bit_packed_shots=True).astype(bool)
     in_torch: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
-    for threshold in (None, *GATES):
-        name = "no gate" if threshold is None else f"gate {threshold:g}"
-        for found in (decoders, in_torch):
-            decoder = CheckpointDecoder.of(env, checkpoint)
-            decoder.decoder.gate = None if threshold is None else Gate(problem, threshold)
-            if found is in_torch:
-                decoder._local = None
-            found[name] = decoder.decode
-    if ungated._local is None:
-        in_torch.clear()
+    gates: dict[str, Gate | None] = {"no gate": None} | {f"gate {nats:g}": Gate(problem, nats) for nats in GATES}
+    for name, gate in gates.items():
+        compiled, other = load(), load()
+        compiled.decoder.gate = other.decoder.gate = gate
+        decoders[name] = compiled.decode
+        if compiled._local is not None:
+            other._local, in_torch[name] = None, other.decode
     drawn = sampling.sample(problem, shots, FIRST_SEED)
     timed = drawn.detection_events[:TIMED_SHOTS]
     works = decoders | {f"{name}, torch": decode for name, decode in in_torch.items()}
     cost = median_cpu_us({key: lambda d=decode: d(timed) for key, decode in works.items()}, len(timed))  # type: ignore[misc]
-    print(f"{env.name}, p={problem.p}, {shots} shots, seed {FIRST_SEED}; CPU time: {len(timed)}, median of {REPEATS}")
+    for gate in filter(None, gates.values()):
+        gate.shots = gate.ambiguous_shots = 0  # the share is that of all shots, without repetitions
+    print(f"{problem.env.name}, p={problem.p}, {shots} shots, seed {FIRST_SEED}; CPU time: median of {REPEATS}")
     wrong = {name: error_mask(decode(drawn.detection_events), drawn.observables) for name, decode in decoders.items()}
     for name, mask in wrong.items():
-        share = ""
-        if name.startswith("gate "):
-            gate = Gate(problem, float(name.split()[1]))
-            gate.split(drawn.detection_events)
-            share = f"; {100 * gate.ambiguous_share:.1f}% ambiguous"
+        gate_or_none = gates.get(name)
+        share = "" if gate_or_none is None else f"; {100 * gate_or_none.ambiguous_share:.1f}% ambiguous"
         effect = paired_effect(count_pairs(wrong["mwpm_correlated"], mask))
         figures = (effect.relative, effect.relative_low, effect.relative_high)
         fewer = ", ".join("-" if figure is None else f"{100 * figure:.1f}%" for figure in figures)
@@ -187,4 +188,9 @@ def main(env_path: Path, checkpoint: Path, shots: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 100_000)
+    main(
+        Path(sys.argv[1]),
+        Path(sys.argv[2]),
+        int(sys.argv[3]) if len(sys.argv) > 3 else 100_000,
+        int(sys.argv[4]) if len(sys.argv) > 4 else None,
+    )

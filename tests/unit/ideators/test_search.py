@@ -289,6 +289,15 @@ def test_gate_is_searched_only_where_the_env_has_a_gap(propose: Any) -> None:
         assert len(gates) > 2 if available else gates == {None}
 
 
+def test_gates_that_lose_the_gain_are_not_searched() -> None:
+    """At d=7 a gate of 3 nats loses half of the gain, one of 2 nats all of it."""
+    gate = space.DIMENSION_BY_KEY["gate"]
+    drawn = [gate.draw(random.Random(seed)) for seed in range(300)]
+    stepped = [gate.step(value, random.Random(seed)) for seed, value in enumerate(drawn)]
+    assert min(drawn) >= 4 and max(drawn) > 8 and min(value for value in stepped if value is not None) >= 4
+    assert all(gate.contains(template.config["gate"]) for template in (*space.TEMPLATES, space.LOCAL_TEMPLATE))
+
+
 def test_rounds_without_a_gate_inform_the_search_for_one() -> None:
     ungated = {key: value for key, value in BASELINE.items() if key != "gate"}
     params = SearchState.read(view([row(1, ungated)])).params_of(ungated)
