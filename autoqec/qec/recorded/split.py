@@ -6,7 +6,8 @@ had no influence on it (docs/adr/0018-sealed-blocks-are-spent.md).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,53 +143,69 @@ def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: P
                 flips.write(pack(shots.observables).tobytes())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class VisibleShots:
-    """Training or validation shots, memory-mapped.
+    """Training or validation shots in the files that `write_visible` wrote; read in part, at each call.
+
+    They are not mapped: pages of a mapped file count as memory of the process that trains, which has a limit.
 
     Attributes:
-        detection_events: uint8 [n, ceil(n_detectors / 8)].
-        observables: uint8 [n, ceil(n_observables / 8)].
+        directory: Directory of the files.
+        shots: Number of shots.
+        n_detectors: Number of detectors.
         n_observables: Number of observables.
     """
 
-    detection_events: np.ndarray
-    observables: np.ndarray
+    directory: Path
+    shots: int
+    n_detectors: int
     n_observables: int
 
     @classmethod
     def open(cls, directory: Path, part: str, n_detectors: int, n_observables: int) -> VisibleShots:
-        """Map the files that `write_visible` wrote; `part` is one of `PARTS`.
+        """Find the shots of a part, one of `PARTS`.
 
         Raises:
             UsageError: A file is missing, or is not of this circuit.
         """
-        maps = []
+        counts = []
         for name, bits in ((EVENTS, n_detectors), (OBSERVABLES, n_observables)):
             path, width = directory / part / name, -(-bits // 8)
             if not path.is_file() or not path.stat().st_size or path.stat().st_size % width:
                 raise UsageError("does not hold shots of this env", location=str(path), hint="start a new run")
-            maps.append(np.memmap(path, np.uint8, "r").reshape(-1, width))
-        if len(maps[0]) != len(maps[1]):
+            counts.append(path.stat().st_size // width)
+        if counts[0] != counts[1]:
             raise UsageError(
                 "its files disagree in their shots", location=str(directory / part), hint="start a new run"
             )
-        return cls(maps[0], maps[1], n_observables)
+        return cls(directory / part, counts[0], n_detectors, n_observables)
 
     def __len__(self) -> int:
-        return len(self.detection_events)
+        return self.shots
 
     def first(self, n: int) -> Shots:
         """Return the first `n` shots, or all if there are fewer."""
-        return self._rows(slice(0, n))
+        return self._shots(lambda path, width: np.fromfile(path, np.uint8, n * width).reshape(-1, width))
 
     def draw(self, n: int, seed: int) -> Shots:
         """Draw `n` shots with replacement; the same seed gives the same shots."""
-        return self._rows(np.random.default_rng(seed).integers(len(self), size=n))
+        rows = np.random.default_rng(seed).integers(self.shots, size=n)
+        return self._shots(lambda path, width: _read_rows(path, width, rows))
 
-    def _rows(self, rows: slice | np.ndarray) -> Shots:
-        events, flips = (np.array(part[rows]) for part in (self.detection_events, self.observables))
+    def _shots(self, read: Callable[[Path, int], np.ndarray]) -> Shots:
+        events = read(self.directory / EVENTS, -(-self.n_detectors // 8))
+        flips = read(self.directory / OBSERVABLES, -(-self.n_observables // 8))
         return Shots(events, unpack(flips, self.n_observables).astype(bool))
+
+
+def _read_rows(path: Path, width: int, rows: np.ndarray) -> np.ndarray:
+    """Read rows of a file, uint8 [len(rows), width], in the order of the file."""
+    result = np.empty((len(rows), width), np.uint8)
+    with path.open("rb", buffering=0) as stream:
+        for index in np.argsort(rows):
+            content = os.pread(stream.fileno(), width, int(rows[index]) * width)
+            result[index] = np.frombuffer(content, np.uint8)
+    return result
 
 
 def _manifest(code: RecordedShotsCode) -> RecordedManifest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from autoqec.contracts.dsl import parse_dsl
@@ -59,7 +58,7 @@ def test_fine_tuning_and_validation_read_recorded_shots(recorded: tuple[EnvSpec,
     sampler.initialize(agent)
     samples, _ = sampler.obtain_samples(0)
     train, validation = (VisibleShots.open(shots, part, 24, 1) for part in ("train", "validation"))
-    known = {row.tobytes() for row in np.asarray(train.detection_events)}
+    known = {row.tobytes() for row in train.first(len(train)).detection_events}
     assert {row.tobytes() for row in pack(samples.detections)} <= known
     simulated = NearFailureSampler(prob, 64, 3, gap=6.0, recorded=shots, simulated=True)
     simulated.initialize(agent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from autoqec.qec.recorded.progress import SILENT
 from autoqec.qec.recorded.shots import RecordedShots, read_chunks
 from autoqec.qec.sampling import Shots, sample
 from tests.support.envs import problem
+from tests.support.memory import little_memory
 from tests.support.recorded import google_directory, plain_directory, unpacked, write_shots
 
 
@@ -50,14 +50,9 @@ def test_a_large_file_is_read_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "events.b8"
     with path.open("wb") as stream:
         stream.truncate(10**10)  # a sparse file
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, hard))
-    try:
+    with little_memory(2**28):
         parts = itertools.islice(read_chunks(path, 8000, "detectors"), 30)
         assert sum(len(part) for part in parts) == 30 * shots_module.CHUNK  # 492 MB
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_layout_of_google_is_recognized(tmp_path: Path) -> None:

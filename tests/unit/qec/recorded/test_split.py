@@ -11,9 +11,10 @@ from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.qec.recorded.env import open_checked
 from autoqec.qec.recorded.shots import RecordedShots
-from autoqec.qec.recorded.split import Split, VisibleShots, read_span, write_visible
+from autoqec.qec.recorded.split import EVENTS, OBSERVABLES, Split, VisibleShots, read_span, write_visible
 from autoqec.qec.sampling import Shots
 from autoqec.store.files import load_env
+from tests.support.memory import little_memory
 from tests.support.recorded import recorded_env
 
 
@@ -83,6 +84,24 @@ def test_rounds_get_training_and_validation_shots_only(
     (tmp_path / "train" / "observables.b8").write_bytes(b"")
     with pytest.raises(UsageError, match="does not hold shots"):
         VisibleShots.open(tmp_path, "train", 24, 1)
+
+
+def test_shots_are_drawn_from_large_copies_in_little_memory(tmp_path: Path) -> None:
+    """Pages of a mapped file count as memory of the round's process, which has a limit."""
+    (tmp_path / "train").mkdir()
+    rows = np.random.default_rng(3).integers(10**8, size=500)
+    events, flips = (tmp_path / "train" / name for name in (EVENTS, OBSERVABLES))
+    for path, width in ((events, 50), (flips, 1)):
+        with path.open("wb") as stream:
+            stream.truncate(10**8 * width)  # a sparse file
+            for row in rows:
+                stream.seek(row * width)
+                stream.write(bytes([row % 251]) * width if path == events else b"\1")
+    with little_memory(2**26):
+        train = VisibleShots.open(tmp_path, "train", 400, 1)
+        drawn, first = train.draw(500, seed=3), train.first(20)
+    assert (drawn.detection_events == (rows % 251)[:, None]).all() and drawn.observables.all()
+    assert len(train) == 10**8 and not first.detection_events.any() and first.observables.shape == (20, 1)
 
 
 def test_too_few_blocks_are_rejected(opened: tuple[RecordedShotsCode, RecordedShots, Shots]) -> None:
