@@ -9,6 +9,7 @@ effect is against the strongest baseline, the one with the fewest errors on thes
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import closing
@@ -28,7 +29,7 @@ from autoqec.qec.recorded.env import open_checked
 from autoqec.qec.recorded.progress import Reading, as_events
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import Span, Split, read_span
-from autoqec.qec.sampling import Shots
+from autoqec.qec.sampling import Shots, pack
 from autoqec.store.recorded_layout import recorded_location
 from autoqec.verification import guards
 from autoqec.verification.artifact import FrozenArtifact
@@ -36,7 +37,7 @@ from autoqec.verification.candidate_evaluation import CandidateEvaluation
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import e_lond_level, e_lond_weight
 from autoqec.verification.session import Evidence, VerificationSession
-from autoqec.verification.shot_stream import SEALED, ShotStream, digest
+from autoqec.verification.shot_stream import SEALED, ShotStream
 
 MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
 MAX_LOG_E = 690.0  # JSON has no infinity
@@ -58,14 +59,17 @@ class SealedStream(ShotStream):
             yield from super().chunks(problem, purpose, shots)
             return
         assert self.recorded is not None
-        first = self.span[0] // self.block_shots
-        blocks = read_span(self.recorded, self.counts, self.span, self.block_shots)
-        for index, block in enumerate(blocks, start=first):
-            self.digests[f"{SEALED}/{index}"] = digest(block)
-            size = self.part_shots or len(block)
-            for start in range(0, len(block), size):
-                rows = slice(start, start + size)
-                yield Shots(block.detection_events[rows], block.observables[rows])
+        parts = read_span(self.recorded, self.counts, self.span, self.block_shots, self.part_shots)
+        index, read, content, flips = self.span[0] // self.block_shots, 0, hashlib.sha256(), bytearray()
+        for part in parts:
+            content.update(part.detection_events.tobytes())
+            flips += pack(part.observables).tobytes()
+            read += len(part)
+            if read == self.block_shots:
+                content.update(flips)  # as in `shot_stream.shot_bytes` of the whole block
+                self.digests[f"{SEALED}/{index}"] = content.hexdigest()
+                index, read, content, flips = index + 1, 0, hashlib.sha256(), bytearray()
+            yield part
 
 
 class _BlockErrors:

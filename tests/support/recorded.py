@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import stim
 import yaml
 
 from autoqec.cli.env_defaults import SEED_BANDS
 from autoqec.contracts.env import ESTIMATED, EnvSpec
+from autoqec.contracts.recorded import RecordedBlock
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.env import preflight, write_models
 from autoqec.qec.recorded.shots import RecordedShots
@@ -121,3 +124,17 @@ def provided(env_file: Path, round_dir: Path) -> EnvSpec:
     round_dir.mkdir(parents=True, exist_ok=True)
     provide_shots(preflight(env, (env_file.parent / "data").resolve()), env, round_dir)
     return env
+
+
+def note_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the length of each chunk of recorded shots when it is read."""
+    lengths: list[int] = []
+    chunks = RecordedShots.chunks
+
+    def noted(recorded: RecordedShots, block: RecordedBlock) -> Iterator[Shots]:
+        for chunk in chunks(recorded, block):
+            lengths.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(RecordedShots, "chunks", noted)
+    return lengths

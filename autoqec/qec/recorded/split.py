@@ -6,8 +6,9 @@ had no influence on it (docs/adr/0018-sealed-blocks-are-spent.md).
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.qec.recorded.progress import SILENT, Reading
-from autoqec.qec.recorded.shots import RecordedShots
+from autoqec.qec.recorded.shots import CHUNK, RecordedShots
 from autoqec.qec.sampling import Shots, pack, unpack
 from autoqec.store import atomic
 
@@ -83,32 +84,51 @@ class Split:
         return start, start + size
 
 
-def read_span(recorded: RecordedShots, counts: Sequence[int], span: Span, size: int) -> Iterator[Shots]:
-    """Read the shots of a span in their order; files that end before it are not opened.
+def read_span(
+    recorded: RecordedShots, counts: Sequence[int], span: Span, size: int, part: int | None = None
+) -> Iterator[Shots]:
+    """Read the shots of a span in items of equal size, in their order; files that end before it are not opened.
 
     Args:
         recorded: The shots.
         counts: Shots of each block of files, as in the manifest.
         span: The shots to read, counted over all files.
-        size: Shots per item.
+        size: Shots per item; a shorter rest is left out.
+        part: Shots that are held and yielded at a time, so that memory does not depend on `size`; None for whole items.
 
     Yields:
-        Exactly `size` shots each; a shorter rest is left out.
+        The items, each in parts of `part` shots and a shorter last one.
 
     Raises:
         UsageError: A file is not readable, or holds another number of shots than the manifest counts.
     """
-    held: list[Shots] = []
+    part = min(part or size, size)
+    sizes = itertools.cycle([part] * (size // part) + [size % part] * (size % part > 0))
+    span = span[0], span[0] + (span[1] - span[0]) // size * size
+    held, needed = [], next(sizes)
+    for shots in _shots_of(recorded, counts, span):
+        held.append(shots)
+        if sum(map(len, held)) < needed:
+            continue
+        joined, start = _joined(held), 0
+        while len(joined) - start >= needed:
+            rows = slice(start, start + needed)
+            yield Shots(joined.detection_events[rows], joined.observables[rows])
+            start, needed = start + needed, next(sizes)
+        held = [Shots(joined.detection_events[start:], joined.observables[start:])]
+
+
+def _shots_of(recorded: RecordedShots, counts: Sequence[int], span: Span) -> Iterator[Shots]:
+    """Read the shots of a span, chunk by chunk; see `read_span`."""
     start = 0
     for block, count in zip(recorded.layout.blocks, counts, strict=True):
         if start < span[1] and start + count > span[0]:
             position = start
             for chunk in recorded.chunks(block):
                 low, high = (min(max(edge - position, 0), len(chunk)) for edge in span)
-                held.append(Shots(chunk.detection_events[low:high], chunk.observables[low:high]))
                 position += len(chunk)
-                if sum(map(len, held)) >= size:
-                    held = yield from _full_items(held, size)
+                if low < high:
+                    yield Shots(chunk.detection_events[low:high], chunk.observables[low:high])
             if position != start + count:
                 name = block.detection_events or block.measurements
                 message = f"holds {position - start} shots, the manifest counts {count}"
@@ -116,14 +136,10 @@ def read_span(recorded: RecordedShots, counts: Sequence[int], span: Span, size: 
         start += count
 
 
-def _full_items(held: list[Shots], size: int) -> Generator[Shots, None, list[Shots]]:
-    """Yield items of `size` shots; return the rest."""
-    events = np.concatenate([part.detection_events for part in held])
-    flips = np.concatenate([part.observables for part in held])
-    full = len(events) // size * size
-    for start in range(0, full, size):
-        yield Shots(events[start : start + size], flips[start : start + size])
-    return [Shots(events[full:], flips[full:])]
+def _joined(parts: Sequence[Shots]) -> Shots:
+    return Shots(
+        np.concatenate([part.detection_events for part in parts]), np.concatenate([part.observables for part in parts])
+    )
 
 
 def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: Path, reading: Reading = SILENT) -> None:
@@ -137,8 +153,8 @@ def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: P
             (part / EVENTS).open("wb") as events,
             (part / OBSERVABLES).open("wb") as flips,
         ):
-            blocks = read_span(recorded, counts, span, split.block_shots)
-            for shots in reading.watch(f"copying {name} shots", blocks, span[1] - span[0], len):
+            parts = read_span(recorded, counts, span, split.block_shots, CHUNK)
+            for shots in reading.watch(f"copying {name} shots", parts, span[1] - span[0], len):
                 events.write(np.ascontiguousarray(shots.detection_events).tobytes())
                 flips.write(pack(shots.observables).tobytes())
 

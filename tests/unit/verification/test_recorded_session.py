@@ -21,6 +21,8 @@ from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
+from autoqec.qec.recorded import shots as shots_module
+from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.sampling import LabelledSampler, Shots
 from autoqec.store.layout import hidden_from_branch_code
 from autoqec.store.recorded_layout import recorded_location
@@ -29,9 +31,11 @@ from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateFailure
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
 from autoqec.verification.compare import report_differences
+from autoqec.verification.recorded_session import SealedStream
 from autoqec.verification.request import PART_SHOTS, VerifyRequest
+from autoqec.verification.shot_stream import SEALED
 from tests.support.envs import problem
-from tests.support.recorded import plain_directory, provided, write_recorded_env, write_shots
+from tests.support.recorded import note_chunks, plain_directory, provided, write_recorded_env, write_shots
 from tests.support.verification import CONFIG, SECRET, profile, request
 
 FLAGGED = 0.15  # share of shots with errors that no model of independent errors describes
@@ -157,6 +161,25 @@ def test_long_blocks_are_decoded_in_parts(
     assert parts.chunk_digests == whole.chunk_digests
     assert parts.recorded is not None and whole.recorded == parts.recorded.model_copy(update={"part_shots": PART_SHOTS})
     assert parts.test == whole.test and parts.effect == whole.effect and parts.panel == whole.panel
+
+
+def test_long_blocks_are_read_in_parts(
+    recorded: tuple[EnvSpec, Path], device: FlaggedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shots_module, "CHUNK", 64)
+    opened = RecordedShots.open(Path(recorded_location(recorded[1] / "round_1").read_text().strip()))
+    span: dict[str, Any] = {"recorded": opened, "counts": (3500, 3500), "span": (0, 2800), "block_shots": 1400}
+    streams = [SealedStream(SECRET, "artifact", (0, 9), part_shots=parts, **span) for parts in (None, 300)]
+    blocks = list(streams[0].chunks(device.problem, SEALED, 2800))
+    assert [len(block) for block in blocks] == [1400, 1400]
+    read = note_chunks(monkeypatch)
+    parts = streams[1].chunks(device.problem, SEALED, 2800)
+    found = [next(parts)]
+    assert sum(read) == 320
+    found += parts
+    assert [len(part) for part in found] == 2 * [300, 300, 300, 300, 200]
+    assert (np.concatenate([part.observables for part in found[:5]]) == blocks[0].observables).all()
+    assert streams[1].digests == streams[0].digests and list(streams[0].digests) == ["sealed/0", "sealed/1"]
 
 
 def test_report_is_replayed_in_the_parts_that_it_was_made_in(recorded: tuple[EnvSpec, Path], weights: Path) -> None:

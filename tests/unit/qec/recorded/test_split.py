@@ -9,13 +9,16 @@ import pytest
 
 from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.errors import UsageError
+from autoqec.qec.recorded import shots as shots_module
+from autoqec.qec.recorded import split as split_module
 from autoqec.qec.recorded.env import open_checked
+from autoqec.qec.recorded.progress import Reading
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import EVENTS, OBSERVABLES, Split, VisibleShots, read_span, write_visible
 from autoqec.qec.sampling import Shots
 from autoqec.store.files import load_env
 from tests.support.memory import little_memory
-from tests.support.recorded import recorded_env
+from tests.support.recorded import note_chunks, recorded_env
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,33 @@ def test_a_span_over_two_files_is_read_in_items(
     assert (read == everything.detection_events[3300 : 3300 + len(read)]).all()
     flips = np.concatenate([item.observables for item in items])
     assert (flips == everything.observables[3300 : 3300 + len(read)]).all()
+
+
+def test_items_are_read_in_parts_that_do_not_grow_with_them(
+    opened: tuple[RecordedShotsCode, RecordedShots, Shots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, recorded, everything = opened
+    monkeypatch.setattr(shots_module, "CHUNK", 64)
+    chunks_read = note_chunks(monkeypatch)
+    parts = read_span(recorded, (3500, 3500), (0, 2800), 1400, part=300)
+    read = [next(parts)]
+    assert sum(chunks_read) == 320
+    read += parts
+    assert [len(part) for part in read] == 2 * [300, 300, 300, 300, 200]
+    events = np.concatenate([part.detection_events for part in read])
+    assert (events == everything.detection_events[:2800]).all()
+
+
+def test_copies_are_written_in_parts(
+    opened: tuple[RecordedShotsCode, RecordedShots, Shots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, recorded, everything = opened
+    monkeypatch.setattr(split_module, "CHUNK", 64)
+    amounts: list[int] = []
+    write_visible(recorded, code, tmp_path, Reading(lambda what, done, total: amounts.append(done)))
+    assert amounts[:3] == [64, 100, 164]
+    train = VisibleShots.open(tmp_path, "train", 24, 1).first(4000)
+    assert (train.detection_events == everything.detection_events[:3500]).all()
 
 
 def test_files_outside_a_span_are_not_opened(opened: tuple[RecordedShotsCode, RecordedShots, Shots]) -> None:
