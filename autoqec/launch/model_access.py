@@ -13,10 +13,12 @@ from urllib.parse import urlsplit
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
 from autoqec.llm import environment
+from autoqec.llm.config import ROLE_FIELDS
 from autoqec.llm.redact import SECRET_ENV_VARS
 from autoqec.system import slurm_commands
 
-_ROLE_VARIABLE = re.compile(r"AUTOQEC_[A-Z_]+_(BACKEND|MODEL|BASE_URL|TIMEOUT_S)")
+_ROLE_VARIABLE = re.compile(rf"AUTOQEC_[A-Z_]+_({'|'.join(ROLE_FIELDS).upper()})")
+_KEY_VARIABLE = re.compile(r"AUTOQEC_[A-Z_]+_API_KEY_ENV")  # names the variable of a key
 # Endpoint of a backend if the role has none of its own.
 _ENDPOINT_VARIABLES = {"anthropic": "ANTHROPIC_BASE_URL", "claude": "ANTHROPIC_BASE_URL", "codex": "OPENAI_BASE_URL"}
 
@@ -27,6 +29,7 @@ def exported_variables(settings: RunSettings) -> Iterator[str]:
         yield from (name for name in os.environ if _ROLE_VARIABLE.fullmatch(name))
     if settings.models and not settings.cassette:
         yield from (*SECRET_ENV_VARS, *environment.CONNECTION)
+        yield from (value for name, value in os.environ.items() if _KEY_VARIABLE.fullmatch(name))
 
 
 def require_reachable(settings: RunSettings, job_options: Mapping[str, str]) -> None:

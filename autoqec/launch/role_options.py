@@ -74,7 +74,8 @@ class RoleOptions:
         """Return the language model of a role: the one stored with the run, otherwise from options and environment."""
         if role in self.role_models:
             stored = LMConfig.model_validate(self.role_models[role].model_dump(exclude_none=True))
-            return stored.model_copy(update={"timeout_s": role_config(role).timeout_s})  # of this machine
+            here = role_config(role)
+            return stored.model_copy(update={"timeout_s": here.timeout_s, "api_key_env": here.api_key_env})
         named = {"model": self.model, "effort": self.effort, "price": self.price}
         return role_config(role, LMConfig.model_validate({key: value for key, value in named.items() if value}))
 

@@ -52,8 +52,9 @@ class AnthropicLM(BaseLanguageModel):
     Args:
         model: Name of the model.
         base_url: Endpoint; None for Anthropic's own.
-        api_key: None takes ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN; with an explicit `base_url` no key of the
-            environment is sent, so that a local endpoint never sees one.
+        api_key: None takes the key of the environment.
+        key_env: Environment variable of the key; None takes ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN, and no key with
+            an explicit `base_url`, so that a local endpoint never sees one.
         effort: Reasoning effort of requests that name none.
         max_retries: Further attempts after overload, rate limits and broken connections.
         timeout_s: Limit of one call with all of its attempts, in seconds.
@@ -69,6 +70,7 @@ class AnthropicLM(BaseLanguageModel):
         *,
         base_url: str | None = None,
         api_key: str | None = None,
+        key_env: str | None = None,
         effort: Effort | None = None,
         max_retries: int = 2,
         timeout_s: float = 600.0,
@@ -80,7 +82,8 @@ class AnthropicLM(BaseLanguageModel):
         self.model, self.max_output_tokens = model, max_output_tokens
         self._effort, self._cache_ttl, self._stream, self._temperature = effort, cache_ttl, stream, temperature
         self._max_retries, self._timeout_s = max_retries, timeout_s
-        self._client = _client(base_url, api_key, max_retries, timeout_s)
+        key, token = (api_key, None) if api_key is not None else _credentials(base_url, key_env)
+        self._client = _client(base_url, key, token, max_retries, timeout_s)
 
     def complete(self, request: Request) -> Response:
         """Ask the model; see `LanguageModel.complete`. Any answer that is not a message of the API is a bad answer."""
@@ -230,12 +233,17 @@ class AnthropicLM(BaseLanguageModel):
         return response_of(request, answer, attempts, self.model, cost, duration_ms)
 
 
-def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout_s: float) -> anthropic.Anthropic:
-    token = None
-    if api_key is None:
-        api_key = environment_key(_KEY_NAMES, base_url, None)
-        if base_url is None and not os.environ.get(_KEY_NAMES[0]):
-            api_key, token = None, api_key
+def _credentials(base_url: str | None, key_env: str | None) -> tuple[str | None, str | None]:
+    """Return key and token of the environment; one of them is None."""
+    key = environment_key(_KEY_NAMES, base_url, key_env)
+    if base_url is None and key_env is None and not os.environ.get(_KEY_NAMES[0]):
+        return None, key
+    return key, None
+
+
+def _client(
+    base_url: str | None, api_key: str | None, token: str | None, max_retries: int, timeout_s: float
+) -> anthropic.Anthropic:
     import anthropic
 
     return anthropic.Anthropic(

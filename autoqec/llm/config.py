@@ -29,6 +29,7 @@ _KNOWN_MODELS = (
 _OPENAI_NAMES = re.compile(r"(gpt|chatgpt|o\d)(?![a-z])")
 _PROGRAM_OF: dict[Backend, Backend] = {"anthropic": "claude", "openai": "codex"}  # with models of the same provider
 _PROGRAMS = _WITHOUT_TEMPERATURE = tuple(_PROGRAM_OF.values())
+ROLE_FIELDS = ("backend", "model", "base_url", "timeout_s", "api_key_env")
 LOGGER = logging.getLogger("autoqec.llm")
 
 
@@ -40,8 +41,7 @@ class LMConfig(Contract):
         temperature: Sent if it is set and the backend supports it, else dropped with a warning.
         max_output_tokens: Limit of an answer to `call`; the API's own limit includes thinking and is at least 8192.
         thinking_budget: Tokens for thinking, of Gemini models; dropped with a warning by other backends.
-        api_key_env: Environment variable of the key for `base_url` of OpenAI-compatible and Gemini endpoints; without
-            it an explicit `base_url` gets no key.
+        api_key_env: Environment variable of the key for `base_url`; without it an explicit `base_url` gets no key.
         timeout_s: Limit of one call with all of its attempts.
         price: US dollars per million tokens, of a model that the price list does not have.
         max_call_usd: Limit that the `claude` command line enforces.
@@ -109,14 +109,14 @@ def require_price(config: LMConfig) -> None:
 
 
 def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str, str] | None = None) -> LMConfig:
-    """Return `config` with AUTOQEC_<ROLE>_BACKEND, _MODEL, _BASE_URL and _TIMEOUT_S, which win over its fields.
+    """Return `config` with the variables AUTOQEC_<ROLE>_<FIELD> of `ROLE_FIELDS`, which win over its fields.
 
     Raises:
         UsageError: A variable is invalid, or names a backend that does not have the model of `config`.
     """
     environ = os.environ if environ is None else environ
     fields: dict[str, Any] = (config or LMConfig()).model_dump(exclude_unset=True)
-    for field in ("backend", "model", "base_url", "timeout_s"):
+    for field in ROLE_FIELDS:
         name = f"AUTOQEC_{role.upper()}_{field.upper()}"
         if environ.get(name):
             fields[field] = environ[name]
@@ -202,8 +202,9 @@ def _backend(config: LMConfig) -> LanguageModel:
         "timeout_s": config.timeout_s,
         "max_output_tokens": config.max_output_tokens,
     }
-    network = {**limits, "base_url": config.base_url, "max_retries": config.max_retries, "temperature": temperature}
-    provider = {**network, "key_env": config.api_key_env, "thinking_budget": config.thinking_budget}
+    network = {**limits, "base_url": config.base_url, "key_env": config.api_key_env, "max_retries": config.max_retries}
+    network |= {"temperature": temperature}
+    provider = {**network, "thinking_budget": config.thinking_budget}
     if backend == "anthropic":
         from autoqec.llm.anthropic_client import AnthropicLM
 

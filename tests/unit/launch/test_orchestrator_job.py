@@ -46,6 +46,14 @@ def test_job_sees_keys_and_connection_only_if_it_asks_a_model(
     assert names & set(submitted[0]["exported"]) == (names if is_asked else set())
 
 
+def test_job_sees_the_key_that_the_variable_of_a_role_names(
+    tmp_path: Path, submitted: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOQEC_CODER_API_KEY_ENV", "GATEWAY_KEY")
+    orchestrator_job.submit(RunLayout(tmp_path, "20260101-000000"), RunSettings(models={"coder": MODEL}), 1, RECORDED)
+    assert {"AUTOQEC_CODER_API_KEY_ENV", "GATEWAY_KEY"} <= set(submitted[0]["exported"])
+
+
 @pytest.mark.parametrize("program", ["claude", "codex"])
 def test_job_sees_what_the_command_lines_see(tmp_path: Path, submitted: list[dict[str, Any]], program: str) -> None:
     settings = RunSettings(models={"ideator": ModelSettings(backend=program, model=program)})

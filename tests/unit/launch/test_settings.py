@@ -72,6 +72,21 @@ def test_resume_inherits_model_budget_and_parallelism(in_workspace: Workspace) -
         assert (config.resolved_model(), config.effort) == ("claude-sonnet-5-5", "high")
 
 
+def test_variable_of_the_key_is_that_of_the_machine_that_resumes(
+    in_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FIRST_KEY", "SECOND_KEY"):
+        monkeypatch.setenv(name, "of-a-gateway-0123")
+    monkeypatch.setenv("AUTOQEC_CODER_API_KEY_ENV", "FIRST_KEY")
+    started = parse(*LLM)
+    assert started.choice.config("coder").api_key_env == "FIRST_KEY"
+    run_id = open_run(in_workspace, started)
+    monkeypatch.setenv("AUTOQEC_CODER_API_KEY_ENV", "SECOND_KEY")
+    assert parse("--resume", run_id).choice.config("coder").api_key_env == "SECOND_KEY"
+    monkeypatch.delenv("AUTOQEC_CODER_API_KEY_ENV")
+    assert parse("--resume", run_id).choice.config("coder").api_key_env is None
+
+
 def test_resume_uses_the_model_of_the_start_despite_the_environment(
     in_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

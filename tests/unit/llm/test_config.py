@@ -12,6 +12,7 @@ from autoqec.llm.errors import LlmAuthError
 from autoqec.llm.prices import price_list
 from autoqec.llm.scripted import ScriptedLM
 from tests.support.messages_server import MessagesServer
+from tests.support.provider_servers import CompletionsServer
 
 
 def test_defaults_of_the_config() -> None:
@@ -36,6 +37,28 @@ def test_local_endpoint_needs_no_key() -> None:
         assert get_lm_client(config).call("", "go") == "ok"
     with pytest.raises(UsageError, match="AUTOQEC_CODER"):
         role_config("coder", None, {"AUTOQEC_CODER_BASE_URL": "localhost:11434"})
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"), [("anthropic", MessagesServer), ("openai", CompletionsServer)], ids=["anthropic", "openai"]
+)
+def test_endpoint_of_a_role_gets_the_key_that_its_variable_names(
+    backend: str, kind: type[MessagesServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "openai":
+        pytest.importorskip("openai", reason="pip install 'autoqec[openai]'")
+    monkeypatch.setenv("GATEWAY_KEY", "of-the-gateway-0123")
+    with kind(key="of-the-gateway-0123", models=("qwen3",)) as server:
+        environ = {"AUTOQEC_CODER_BASE_URL": server.url, "AUTOQEC_CODER_BACKEND": backend}
+        named = {**environ, "AUTOQEC_CODER_API_KEY_ENV": "GATEWAY_KEY"}
+        assert get_lm_client(role_config("coder", LMConfig(model="qwen3"), named)).call("", "go") == "ok"
+        with pytest.raises(LlmAuthError):
+            get_lm_client(role_config("coder", LMConfig(model="qwen3"), environ)).call("", "go")
+        monkeypatch.delenv("GATEWAY_KEY")
+        with pytest.raises(LlmAuthError, match="GATEWAY_KEY"):
+            get_lm_client(role_config("coder", LMConfig(model="qwen3"), named))
+    with pytest.raises(UsageError, match="AUTOQEC_CODER"):
+        role_config("coder", None, {"AUTOQEC_CODER_API_KEY_ENV": "not a name"})
 
 
 def test_default_model_is_that_of_the_price_list() -> None:
