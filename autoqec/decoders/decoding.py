@@ -39,7 +39,7 @@ class CheckpointDecoder:
         unknown_edges: int [k], edges that the training problem lacks; they keep their own priors.
         n_unknown_edges: Their number.
         decoder: The inner decoder, behind the gate that selects the shots that the predecoder decodes.
-        other_circuit: Whether translation-invariant weights decode another distance or number of rounds.
+        other_circuit: Whether translation-invariant weights decode a distance or number of rounds that the env lacks.
     """
 
     other_circuit = False
@@ -81,7 +81,9 @@ class CheckpointDecoder:
         if dem is not None and dem.num_detectors != training_problem.n_detectors:
             with _model_errors():
                 other = training_problem.with_other_dem(dem)
-            return cls.of_other_circuit(other, path)
+            decoder = cls.of_other_circuit(other, path)
+            decoder.other_circuit = not any(_is_circuit_of(each, dem) for each in env.other_members)
+            return decoder
         with _checkpoint_errors(path):
             model, dsl = checkpoint.load(path, training_problem)
         with _model_errors():
@@ -224,6 +226,14 @@ def check_fit(env: EnvSpec, path: Path, dem: stim.DetectorErrorModel | None) -> 
         hint="decode shots of the circuit that the env describes; weights of type `local` also fit other distances and "
         "numbers of rounds",
     )
+
+
+def _is_circuit_of(env: EnvSpec, dem: stim.DetectorErrorModel) -> bool:
+    """Return whether a model has the detectors of an env's circuit, at the same positions."""
+    source = build_source(env, env.target)
+    sizes = (source.num_detectors, source.num_observables)
+    own, given = (detector_coordinates(each, sizes[0]) for each in (source, dem))
+    return sizes == (dem.num_detectors, dem.num_observables) and np.array_equal(own, given)
 
 
 def _is_other_circuit(problem: Problem, dem: stim.DetectorErrorModel) -> bool:

@@ -15,13 +15,15 @@ def command(context: click.Context, /, out: Output) -> None:
     if context.invoked_subcommand is not None:
         return
     from autoqec.models import load_models, model_path, model_report
-    from autoqec.reporting.text import effect_line
+    from autoqec.reporting.text import effect_line, member_line
 
     for name, model in load_models().items():
         path, report = model_path(name), model_report(name)
         out.say(f"{name}: {model.claim}")
         for baseline in report.panel:
             out.say(f"  {effect_line(baseline.name, baseline.against)}")
+        for member in report.members:
+            out.say(f"  {member_line(member)}")
         if model.translation_invariant:
             out.say("  decodes other distances and numbers of rounds too: decode --model NAME --dem FILE")
         out.say(f"  {path}, {path.stat().st_size:,} bytes, SHA-256 {model.checkpoint_sha256[:12]}…, {model.licence}")

@@ -35,11 +35,12 @@ from autoqec.runner.training import TrainingBudget, phases, train
 from autoqec.sinter import PredecoderDecoder, decoders
 from autoqec.store.files import dump_config
 from autoqec.store.package_layout import PACKAGED_BOARD, PACKAGED_MODELS
-from tests.support.envs import surface_family
+from tests.support.envs import surface, surface_family
 from tests.support.shown import check_error
 
 NAMES = sorted(load_models())
 NAME = "surface_d3_z"
+FAMILY = "surface_family"
 MAX_TOTAL_BYTES = 20_000_000
 
 
@@ -159,6 +160,28 @@ def test_decode_with_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert written == expected[:, 0].tolist()
 
 
+@pytest.mark.parametrize(("distance", "is_member"), [(3, True), (5, True), (7, False)])
+def test_family_model_decodes_every_member_without_a_warning(
+    distance: int, is_member: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """d=5 is the target; d=7 is another distance, whose gain was not verified."""
+    problem = Problem.from_env(surface(distance, 0.005))
+    shots = sample(problem, 2000, 2)
+    stim.write_shot_data_file(
+        data=shots.detection_events, path=tmp_path / "shots.b8", format="b8", num_detectors=problem.n_detectors
+    )
+    (tmp_path / "circuit.stim").write_text(str(problem.circuit), encoding="utf-8")
+    files = ["--in", str(tmp_path / "shots.b8"), "--out", str(tmp_path / "out.b8")]
+    dem = ["--dem", str(tmp_path / "circuit.stim")]
+    assert run_cli(group, ["decode", "--model", FAMILY, *files, *dem]) == 0
+    assert ("warning" in capsys.readouterr().err) == (not is_member)
+    found = np.fromfile(tmp_path / "out.b8", np.uint8).astype(bool)[:, None]
+    offered = decoders()[f"autoqec:{FAMILY}"].compile_decoder_for_dem(dem=problem.dem)
+    packed = offered.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
+    assert np.array_equal(found, packed.astype(bool))
+    assert (found != shots.observables).sum() < shots.observables.sum() / 4
+
+
 @pytest.mark.parametrize("arguments", [[], ["c.pt", "--model", NAME], ["--model", NAME, "--env", "smoke"]])
 def test_decode_takes_either_a_checkpoint_or_a_model(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -174,8 +197,11 @@ def test_commands_list_locate_and_refuse(capsys: pytest.CaptureFixture[str]) -> 
     assert [json.loads(line)["name"] for line in shown.out.splitlines()] == NAMES
     # A claim names plain matching; whether a model also beats correlated matching stands beside it.
     assert shown.err.count("against mwpm_correlated: ") == len(NAMES)
-    assert run_cli(group, ["models", "path", NAME]) == 0
-    assert capsys.readouterr().out.strip() == str(model_path(NAME))
+    claims = [str(member) for member in model_report(FAMILY).members if member.holds]
+    assert len(claims) > 1 and all(f"  {claim}: " in shown.err for claim in claims)
+    for name in (NAME, FAMILY):
+        assert run_cli(group, ["models", "path", name]) == 0
+        assert capsys.readouterr().out == f"{model_path(name)}\n"
     assert run_cli(group, ["models", "path", "no_such_model"]) == 2
     check_error(capsys.readouterr().err, "no_such_model", hint=True)
 
