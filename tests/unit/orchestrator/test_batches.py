@@ -130,6 +130,33 @@ def fake_time(fake: Cluster, number: str) -> int:
     return int(json.loads((fake.conf.parent / f"job_{number}" / "job.json").read_text())["options"]["time"])
 
 
+def test_slots_have_further_rounds_while_the_oldest_one_is_measured(tmp_path: Path, fake: Cluster) -> None:
+    fake.change(cpus=2)
+    with new_run(tmp_path) as run:
+        block, deadline = batch_worker.blocker(run.layout.root, 1), time.monotonic() + PATIENCE_S
+        block.touch()
+
+        def act() -> None:
+            assert time.monotonic() < deadline, "round 3 waits for round 1"
+            if job.claiming_job_id(run.layout.round(3)) is not None:
+                block.unlink(missing_ok=True)
+
+        run_rounds(run, 3, executor=when_waiting(executor(run, 0.0, slots=2), act))
+        assert statuses(run.memory.history.rows()) == [(number, "ok") for number in range(1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "complete", "capacity"),
+    [(1, [False], 1), (8, [], 8), (8, [False] * 8, 9), (8, [False, True, False, True], 9 + 2), (8, [True] * 8, 8)],
+)
+def test_capacity_has_rounds_in_place_of_completed_ones_unless_the_oldest_is_to_be_recorded(
+    slots: int, complete: list[bool], capacity: int
+) -> None:
+    cluster = SlurmExecutor(slots)
+    cluster.active = [SimpleNamespace(is_complete=lambda done=done: done) for done in complete]  # type: ignore[misc]
+    assert cluster.capacity == capacity
+
+
 def test_batches_are_elements_of_an_array_whose_first_rounds_are_the_oldest(tmp_path: Path, fake: Cluster) -> None:
     with new_run(tmp_path) as run:
         run_rounds(run, 6, executor=executor(run, 500.0, slots=2, predict_s=lambda: 200.0))
