@@ -20,8 +20,9 @@ Config = dict[str, Any]
 SHRINK_FACTORS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
 LEARNING_RATE_FACTOR = 1 / 3  # of a learning rate at which the loss diverged
 MIN_BATCH_SIZE = 64
-FIRST_GATE = 5.0  # nats; keeps nearly all of the gain (docs/results/gated-decoding.md)
-MIN_USEFUL_GATE = 1.0  # nats; below it the network decodes too few shots to help
+FIRST_GATE = 6.0  # nats; keeps the gain (docs/results/gated-decoding.md)
+GATE_FACTOR = 2 / 3
+MIN_USEFUL_GATE = 3.0  # nats; at 2 nats nothing is left of the gain at d=7
 
 
 def suggest_config(
@@ -118,14 +119,14 @@ def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
 
 
 def _fewer_shots(config: Config, env_yaml: str | None) -> Iterator[Config]:
-    """Let fewer shots reach the network: with a gate, or with half of the gate that there is."""
+    """Let fewer shots reach the network: with a gate, or with a lower one than there is."""
     gate = config.get("gate")
     if gate is None and _can_have_gate(env_yaml):
         yield {**config, "gate": FIRST_GATE}
     elif isinstance(gate, dict):
         yield {**config, "gate": {**gate, "share": gate["share"] / 2}}
-    elif gate is not None and gate / 2 >= MIN_USEFUL_GATE:
-        yield {**config, "gate": gate / 2}
+    elif gate is not None and gate * GATE_FACTOR >= MIN_USEFUL_GATE:
+        yield {**config, "gate": round(gate * GATE_FACTOR, 2)}
 
 
 def _can_have_gate(env_yaml: str | None) -> bool:

@@ -114,10 +114,10 @@ def test_out_of_memory_at_the_smallest_batch_shrinks_the_network(round_directory
 @pytest.mark.parametrize(
     ("gate", "key", "change"),
     [
-        (None, "gate", [None, 5.0]),
-        (4.0, "gate", [4.0, 2.0]),
+        (None, "gate", [None, 6.0]),
+        (6.0, "gate", [6.0, 4.0]),
         ({"share": 0.1}, "gate.share", [0.1, 0.05]),
-        (1.5, "mlp.hidden", [256, 128]),
+        (4.0, "mlp.hidden", [256, 128]),
     ],
 )
 def test_a_slow_candidate_gets_a_lower_gate_before_a_smaller_network(
