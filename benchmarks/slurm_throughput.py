@@ -13,6 +13,7 @@ idle machine.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,7 +73,6 @@ class Measured:
     process_s: float
     commands_s: float
     first_round_s: float
-    machine_s: float  # CPU seconds of the whole machine
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ def measure(workspace: Path, case: Case) -> Measured:
     with loop.start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles()) as run:
         cluster, before = executor(run, case), os.times()
         first = loop.run_rounds(run, 1, executor=cluster)
-        start, spent, machine = time.perf_counter(), os.times(), machine_seconds()
+        start, spent = time.perf_counter(), os.times()
         outcome = loop.run_rounds(run, 1 + case.rounds, executor=cluster)
-        wall_s, after, machine_s = time.perf_counter() - start, os.times(), machine_seconds() - machine
+        wall_s, after = time.perf_counter() - start, os.times()
     assert [row.status for row in first.rows + outcome.rows] == ["ok"] * (1 + case.rounds), outcome.stop_reason
-    return Measured(wall_s, *cpu_between(spent, after), sum(cpu_between(before, spent)), machine_s)
+    return Measured(wall_s, *cpu_between(spent, after), sum(cpu_between(before, spent)))
 
 
 def roles() -> loop.Roles:
@@ -116,11 +117,19 @@ def roles() -> loop.Roles:
     return loop.Roles(search("random"), analyst=nominate_nothing)
 
 
-def machine_seconds() -> float:
-    """Return CPU seconds of all processes of this machine."""
-    fields = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
-    busy = sum(int(value) for index, value in enumerate(fields[:8]) if index not in (3, 4))  # without idle and iowait
-    return busy / os.sysconf("SC_CLK_TCK")
+def adopt_orphans() -> None:
+    """Make this process the parent of jobs whose own parent has ended, so that their CPU time is counted here."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def children_seconds(*, adopted: bool) -> float:
+    """Return CPU seconds of the processes that this one waited for and, if wanted, of those that it adopted."""
+    with suppress(ChildProcessError):
+        while adopted and os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    spent = os.times()
+    return spent.children_user + spent.children_system
 
 
 def cpu_between(start: os.times_result, end: os.times_result) -> tuple[float, float]:
@@ -182,14 +191,13 @@ def measurements(workspace: Path) -> Counter[str]:
     return Counter(line.split()[1] for line in lines)
 
 
-def throughput_rows(case: Case, measured: Measured, load: float) -> list[Row]:
-    """Return the figures of a run without kills."""
+def throughput_rows(case: Case, measured: Measured, cluster_s: float, load: float) -> list[Row]:
+    """Return the figures of a run without kills. cluster_s: CPU seconds of SLURM and all jobs."""
     low, high = case.range_s
     batches = f", --batch-below {case.batch_below}" if case.batch_below else ""
     runs = (
         f"{case.rounds} rounds of {low:g}-{high:g} s in {measured.wall_s:.0f} s; slurmctld, slurmd and all jobs on "
-        f"{os.cpu_count()} cores, which were busy for {measured.machine_s / case.rounds:.2f} CPU s per round; "
-        f"load before: {load:.1f}"
+        f"{os.cpu_count()} cores, {cluster_s / (case.rounds + 1):.2f} CPU s per round; load before: {load:.1f}"
     )
     name = f"{case.slots} SLURM slots{batches}"
     process_s, commands_s = measured.process_s / case.rounds, measured.commands_s / case.rounds
@@ -232,6 +240,7 @@ def main() -> None:
     if (reason := slurm_unavailable_reason()) is not None:
         parser.error(reason)
     load = os.getloadavg()[0]
+    adopt_orphans()
     with tempfile.TemporaryDirectory() as directory:
         cluster_dir, workspace = Path(directory, "cluster"), Path(directory, "workspace")
         cluster_dir.mkdir()
@@ -240,7 +249,9 @@ def main() -> None:
             if chosen.kills:
                 found = [kill_row(case, measure_kills(workspace, case, chosen.kills, sys.argv[1:]))]
             else:
-                found = throughput_rows(case, measure(workspace, case), load)
+                measured, commands_s = measure(workspace, case), children_seconds(adopted=False)
+        if not chosen.kills:
+            found = throughput_rows(case, measured, children_seconds(adopted=True) - commands_s, load)
     for row in found:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
     if chosen.record:
