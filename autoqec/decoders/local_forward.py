@@ -100,11 +100,18 @@ class LocalForward:
         return network, arrays
 
     def __call__(self, detection_events: np.ndarray) -> np.ndarray:
-        """Map bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to log-odds, float32 [n, n_edges]."""
+        """Map bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to log-odds, float32 [n, n_edges].
+
+        Raises:
+            ValueError: The array has another shape.
+        """
         functions = compiled_network()
         assert functions is not None
         network, _ = self._network
         shots = np.ascontiguousarray(detection_events, np.uint8)
+        row_bytes = -(-self._n_detectors // 8)
+        if shots.ndim != 2 or shots.shape[1] != row_bytes:  # the C code would read beyond its arrays
+            raise ValueError(f"shots of shape {shots.shape}, expected {row_bytes} bytes per shot")
         log_odds = np.empty((len(shots), self._n_edges), np.float32)
         if len(shots):
             _check(functions[1](ctypes.byref(network), *shots.shape, *addresses(shots, log_odds)))

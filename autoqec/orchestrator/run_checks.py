@@ -21,7 +21,7 @@ from autoqec.orchestrator.secret import new_secret, read_secret, require_only_co
 from autoqec.store import files
 from autoqec.store.history import History
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, runs_dir
-from autoqec.store.round_files import read_contract
+from autoqec.store.round_files import load_contract
 from autoqec.store.round_layout import pointer_on_branch
 from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
@@ -204,7 +204,7 @@ def _require_same_circuit(layout: RunLayout, env: EnvSpec) -> None:
     from autoqec.qec.circuit_hash import OLDER_VERSION, OLDER_VERSION_HINT, written_by_older_version
 
     for row in History(layout).rows():
-        manifest = read_contract(layout.round(row.round).manifest, Manifest)
+        manifest = load_contract(layout.round(row.round).manifest, Manifest)
         if manifest is not None:
             if written_by_older_version(manifest.environment.circuit_sha256, env):
                 location = f"run {layout.run_id}, round {row.round}"

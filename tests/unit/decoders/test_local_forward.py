@@ -176,6 +176,15 @@ def test_memory_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         local(shots(prob))
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (3, 4), (3,)])
+def test_shots_of_another_width_are_not_read(shape: tuple[int, ...]) -> None:
+    prob = problem(3, 3)  # 24 detectors: 3 bytes
+    forward = LocalForward.of(randomized(config(), prob), prob.n_detectors)
+    assert forward is not None
+    with pytest.raises(ValueError, match="3 bytes per shot"):
+        forward(np.full(shape, 255, np.uint8))
+
+
 def test_candidate_process_answers_what_decode_computes() -> None:
     from autoqec.verification.candidate.process import infer_log_odds
 

@@ -118,3 +118,18 @@ def test_its_run_is_not_resumed(made: tuple[Path, str], tmp_path: Path, monkeypa
     with pytest.raises(ManualInterventionRequired) as caught:
         run_checks.check_resume(RUN_ID, tmp_path)
     check(caught.value, f"run {RUN_ID}, round 2")
+
+
+def test_damaged_manifest_does_not_hide_the_next_one(
+    made: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(tmp_path, "init", "-q")
+    layout = make_run(tmp_path, 2)
+    layout.env.write_text(dump_config(long_env().dump()), encoding="utf-8")
+    monkeypatch.setattr(run_checks, "_require_unchanged", lambda *_: [])  # the env was replaced
+    for number, text in ((1, "{"), (2, json.dumps(manifest(made[1]).dump()))):
+        layout.round(number).dir.mkdir(exist_ok=True)
+        layout.round(number).manifest.write_text(text, encoding="utf-8")
+    with pytest.raises(ManualInterventionRequired) as caught:
+        run_checks.check_resume(RUN_ID, tmp_path)
+    check(caught.value, f"run {RUN_ID}, round 2")
