@@ -227,7 +227,7 @@ def decode(
             hint = "pass one value per detector: 1 if it fired, else 0"
             raise UsageError("holds values other than 0 and 1", location="detection_events", hint=hint)
         packed = np.packbits(events.astype(bool), axis=1, bitorder="little")
-        for found in diagnose_first_shots(decoders[0].problem, packed):
+        for found in diagnose_first_shots(decoders[0].problem, packed) or []:
             message = f"the shots do not look like shots of the model: {found.message}; likely cause: {found.cause}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return decode_array(decoders, packed)

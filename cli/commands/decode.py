@@ -114,7 +114,7 @@ def command(
         if decoding.other_circuit:
             out.note("warning: the network was trained on another circuit; its gain there was not verified")
         events = shotfiles.read(shots, shot_format, problem.n_detectors, PART)
-        mismatches: list[str] = []
+        mismatches: list[str] | None = None
         if isinstance(decoding, CheckpointDecoder):
             events, mismatches = _checked(events, decoding.problem, out)
         parts = decode_parts(decoders, events)
@@ -165,15 +165,21 @@ def _decoders(
     return [WindowedDecoder(loaded.env, loaded.path, model, window) for _ in range(n_decoders)]
 
 
-def _checked(parts: Iterator[np.ndarray], problem: Problem, out: Output) -> tuple[Iterator[np.ndarray], list[str]]:
-    """Warn if the shots do not fit the model; return all of their parts, and the names of what was found."""
+def _checked(
+    parts: Iterator[np.ndarray], problem: Problem, out: Output
+) -> tuple[Iterator[np.ndarray], list[str] | None]:
+    """Warn if the shots do not fit the model; return all of their parts, and the names of what was found.
+
+    None in place of the names: there are too few shots to tell.
+    """
     from autoqec.qec.recorded.diagnosis import diagnose_first_shots
 
     first = next(parts, None)
-    found = [] if first is None else diagnose_first_shots(problem, first)
-    for each in found:
+    found = None if first is None else diagnose_first_shots(problem, first)
+    for each in found or []:
         out.note(f"warning: the shots do not look like shots of the model: {each.message}; likely cause: {each.cause}")
-    return (parts if first is None else chain([first], parts)), [each.name for each in found]
+    names = None if found is None else [each.name for each in found]
+    return (parts if first is None else chain([first], parts)), names
 
 
 def _check_options(dem: Path | None, window: int | None, latency_shots: int | None, *, allow_other_dem: bool) -> None:

@@ -93,12 +93,14 @@ class SlurmExecutor:
         """Rounds in progress: a batch per job, and while the oldest round is measured, some in place of others.
 
         Rounds are recorded in the order in which they started. Without further ones, slots would stay empty until the
-        oldest round ends: 26% of the time with 64 slots and rounds of 2 to 5 units of time.
+        oldest round ends: 26% of the time with 64 slots and rounds of 2 to 5 units of time. At most twice as many are
+        in progress as fit the slots, because proposals do not know their results.
         """
         size = self._batch_size()
         if not self.active or self.slots == 1 or self.active[0].is_complete():
             return self.slots * size
-        return (self.slots + math.ceil(self.slots * AHEAD)) * size + sum(one.is_complete() for one in self.active)
+        wanted = (self.slots + math.ceil(self.slots * AHEAD)) * size + sum(one.is_complete() for one in self.active)
+        return min(wanted, 2 * self.slots * size)
 
     def _batch_size(self) -> int:
         return batch_size(self._batch_below_s, self._predict_s()) if self._batch_below_s else 1

@@ -43,7 +43,7 @@ class Diagnosis:
     error: bool = True
 
 
-def diagnose_first_shots(problem: Problem, detection_events: np.ndarray) -> list[Diagnosis]:
+def diagnose_first_shots(problem: Problem, detection_events: np.ndarray) -> list[Diagnosis] | None:
     """Tell from the first shots whether they are of a model: bit-packed shots of another circuit can have its size.
 
     Args:
@@ -51,13 +51,15 @@ def diagnose_first_shots(problem: Problem, detection_events: np.ndarray) -> list
         detection_events: Bit-packed, uint8 [n, ceil(n_detectors / 8)].
 
     Returns:
-        Diagnoses; empty if the shots fit, or if there are too few to tell.
+        Diagnoses; empty if the shots fit, None if there are too few to tell.
     """
     first = detection_events[: CHECKED_EVENTS // problem.n_detectors]
     counts = count_events([first], problem.n_detectors)
     found = diagnose_events(problem, counts)
-    if any(each.error for each in found) or counts.shots < MIN_SHOTS:
+    if any(each.error for each in found):
         return found
+    if counts.shots < MIN_SHOTS:
+        return found or None
     expected = model_statistics(problem.H, problem.mechanism_probs).correlations
     direct = similarity(counts.correlations, expected, counts.shots)
     if direct < SAME_CIRCUIT and _is_precise(counts, expected, len(expected), MAX_SAME_ERROR):
@@ -81,7 +83,7 @@ def diagnose_events(problem: Problem, counts: EventCounts) -> list[Diagnosis]:
         counts: Counts of the recorded shots.
 
     Returns:
-        Diagnoses; empty if the shots fit, or if there are too few to tell.
+        Diagnoses; empty if the shots fit, None if there are too few to tell.
     """
     if counts.shots < MIN_SHOTS:
         return []

@@ -214,6 +214,14 @@ def test_shots_of_the_circuit_of_a_model_give_no_warning(
         assert json.loads(shown.out)["mismatches"] == [] and "warning" not in shown.err
 
 
+def test_too_few_shots_are_not_said_to_fit(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
+    place, _ = made
+    shots = sample(Problem.from_env(surface(3)), 100, 0)
+    write(place / "few.b8", shots.detection_events, "b8", 24)
+    assert decode(place, "--json", out="few.01", shots="few.b8") == 0
+    assert json.loads(capsys.readouterr().out)["mismatches"] is None
+
+
 OTHERS = {  # shots whose number of bytes those of the model divide
     "a smaller code": (("surface_d5_z", surface(3, 0.005)), "wrong_model"),
     "more rounds of a smaller code": (("surface_d5_z", surface(3, 0.005, rounds=15)), "wrong_model"),

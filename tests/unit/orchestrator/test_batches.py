@@ -147,7 +147,14 @@ def test_slots_have_further_rounds_while_the_oldest_one_is_measured(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("slots", "complete", "capacity"),
-    [(1, [False], 1), (8, [], 8), (8, [False] * 8, 9), (8, [False, True, False, True], 9 + 2), (8, [True] * 8, 8)],
+    [
+        (1, [False], 1),
+        (8, [], 8),
+        (8, [False] * 8, 9),
+        (8, [False, True, False, True], 9 + 2),
+        (8, [True] * 8, 8),
+        (8, [False] + [True] * 20, 16),
+    ],  # fmt: skip
 )
 def test_capacity_has_rounds_in_place_of_completed_ones_unless_the_oldest_is_to_be_recorded(
     slots: int, complete: list[bool], capacity: int
