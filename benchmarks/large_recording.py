@@ -86,7 +86,7 @@ class Command:
         text: The command.
         killed_at: Step in which it was killed, and how much of the step was done; None if it ended by itself.
         status: Its exit status.
-        wall_s: Its duration.
+        elapsed_s: Its duration.
         cpu_s: CPU time of its process and of those it waited for.
         steps: From the first progress of each step to that of the next one: seconds, and CPU time of all processes.
         silence_s: Longest time without a change of the progress shown, with the step before it.
@@ -96,7 +96,7 @@ class Command:
     text: str
     killed_at: tuple[str, str] | None = None
     status: int = 0
-    wall_s: float = 0.0
+    elapsed_s: float = 0.0
     cpu_s: float = 0.0
     steps: dict[str, tuple[float, float]] = field(default_factory=dict)
     silence_s: tuple[float, str] = (0.0, "")
@@ -105,8 +105,8 @@ class Command:
     def line(self) -> str:
         """Return the figures in a few lines."""
         end = f"killed at {' '.join(self.killed_at)}" if self.killed_at else f"status {self.status}"
-        lines = [f"{self.text}: {end}, {self.wall_s:.0f} s, {self.cpu_s:.0f} s of CPU"]
-        lines += [f"  {name}: {wall:.1f} s, {cpu:.1f} s of CPU" for name, (wall, cpu) in self.steps.items()]
+        lines = [f"{self.text}: {end}, {self.elapsed_s:.0f} s, {self.cpu_s:.0f} s of CPU"]
+        lines += [f"  {name}: {elapsed:.1f} s, {cpu:.1f} s of CPU" for name, (elapsed, cpu) in self.steps.items()]
         lines.append(f"  longest time without progress: {self.silence_s[0]:.1f} s, after {self.silence_s[1]}")
         lines += [
             f"  memory of {name}: {memory.resident:.0f} MB, without mapped files {memory.anonymous:.0f} MB"
@@ -158,7 +158,7 @@ class Watch:
         self._begin("end")
         _, status, usage = os.wait4(process.pid, 0)
         self.command.status = process.returncode = os.waitstatus_to_exitcode(status)
-        self.command.wall_s = time.monotonic() - began
+        self.command.elapsed_s = time.monotonic() - began
         self.command.cpu_s = usage.ru_utime + usage.ru_stime
         return self.command
 
@@ -182,8 +182,8 @@ class Watch:
         if step != self._step[0]:
             name, began, cpu_began = self._step
             cpu = sum(_cpu_s(process) for process in _tree(self._pid))
-            wall_s, cpu_s = self.command.steps.get(name, (0.0, 0.0))
-            self.command.steps[name] = (wall_s + now - began, cpu_s + cpu - cpu_began)
+            elapsed_s, cpu_s = self.command.steps.get(name, (0.0, 0.0))
+            self.command.steps[name] = (elapsed_s + now - began, cpu_s + cpu - cpu_began)
             self._step = (step, now, cpu)
 
     def _kill(self, step: str, amount: list[str]) -> None:
