@@ -54,13 +54,14 @@ def diagnose_first_shots(problem: Problem, detection_events: np.ndarray) -> list
         Diagnoses; empty if the shots fit, None if there are too few to tell.
     """
     first = detection_events[: CHECKED_EVENTS // problem.n_detectors]
+    if len(first) < MIN_SHOTS:
+        return None
     counts = count_events([first], problem.n_detectors)
-    found = diagnose_events(problem, counts)
+    model = model_statistics(problem.H, problem.mechanism_probs)
+    found = _diagnose(problem, counts, model)
     if any(each.error for each in found):
         return found
-    if counts.shots < MIN_SHOTS:
-        return found or None
-    expected = model_statistics(problem.H, problem.mechanism_probs).correlations
+    expected = model.correlations
     direct = similarity(counts.correlations, expected, counts.shots)
     if direct < SAME_CIRCUIT and _is_precise(counts, expected, len(expected), MAX_SAME_ERROR):
         message = f"similarity of the events' correlations with the model's is {direct:.2f}, not {SAME_CIRCUIT} or more"
@@ -87,7 +88,10 @@ def diagnose_events(problem: Problem, counts: EventCounts) -> list[Diagnosis]:
     """
     if counts.shots < MIN_SHOTS:
         return []
-    model = model_statistics(problem.H, problem.mechanism_probs)
+    return _diagnose(problem, counts, model_statistics(problem.H, problem.mechanism_probs))
+
+
+def _diagnose(problem: Problem, counts: EventCounts, model: ModelStatistics) -> list[Diagnosis]:
     if not counts.single.any() and model.fractions.sum() * counts.shots > MIN_EXPECTED_EVENTS:
         return [
             Diagnosis("no_events", "no detector fired in any shot", "the file is empty of data, or of a simulation")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from autoqec.contracts.env import Si1000Noise
 from autoqec.qec.backends import Mwpm
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.check import check_blocks
-from autoqec.qec.recorded.diagnosis import Diagnosis, diagnose_events
+from autoqec.qec.recorded.diagnosis import Diagnosis, diagnose_events, diagnose_first_shots
 from autoqec.qec.recorded.observables import diagnose_observables
 from autoqec.qec.recorded.shots import RecordedShots
-from autoqec.qec.recorded.statistics import count_events, model_statistics
+from autoqec.qec.recorded.statistics import ModelStatistics, count_events, model_statistics
 from autoqec.qec.sampling import LabelledSampler, Shots, sample
 from tests.support.envs import problem, surface
 from tests.support.planted import DEVICES, SHOTS, device, planted
@@ -50,6 +51,20 @@ def test_shots_of_another_noise_strength_raise_no_alarm(key: str, seed: int) -> 
 @pytest.mark.parametrize("shots", [1, 10, 100, 500])
 def test_few_shots_raise_no_alarm(shots: int) -> None:
     assert diagnoses(problem(3), sample(problem(3), shots, 3)) == []
+
+
+def test_check_of_the_first_shots_computes_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+
+    def statistics(*args: Any) -> ModelStatistics:
+        computed.append(model_statistics(*args))
+        return computed[-1]
+
+    monkeypatch.setattr("autoqec.qec.recorded.diagnosis.model_statistics", statistics)
+    assert diagnose_first_shots(problem(3), sample(problem(3), 10, 3).detection_events) is None
+    assert len(computed) == 0
+    assert diagnose_first_shots(problem(3), sample(problem(3), 4000, 3).detection_events) == []
+    assert len(computed) == 1
 
 
 def test_another_noise_model_of_the_same_circuit_raises_no_alarm() -> None:
