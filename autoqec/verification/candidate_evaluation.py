@@ -243,6 +243,22 @@ class CandidateEvaluation:
         _, predictions = self.score_answer(ungated, ChunkAnswer(guard_chunk.shots, selection, log_odds))
         return predictions
 
+    def count_changed_by_rounding(self, guard_chunk: GuardChunk, size: float) -> tuple[int, int]:
+        """Count predictions of the inner decoder that change if the answers are off by rounding errors.
+
+        Args:
+            guard_chunk: The kept shots.
+            size: Largest error of a log-odds, relative where it exceeds 1 nat.
+
+        Returns:
+            (shots with another prediction, shots)
+        """
+        log_odds = guard_chunk.log_odds
+        noise = self.shot_stream.rng("rounding").uniform(-size, size, log_odds.shape)
+        rounded = (log_odds + noise * np.maximum(1.0, np.abs(log_odds))).astype(np.float32)
+        predictions = self.decoder.inner.decode_soft(guard_chunk.shots.detection_events, rounded)
+        return int(error_mask(predictions, guard_chunk.predictions).sum()), len(log_odds)
+
     def run_ablations(self, guard_chunk: GuardChunk) -> tuple[PairedCounts, PairedCounts, PairedCounts]:
         """Decode the kept shots with information removed; see `guards.ablation`.
 

@@ -23,6 +23,7 @@ from autoqec.verification.sequential import log_e_value
 
 FALSE_ALARM_RATE = 1e-6
 LOG_ODDS_TOLERANCE = 1e-4  # nats, and relative; BLAS is not bit-stable between batch sizes
+ROUNDING = 1e-6  # of float32 log-odds, relative, when a network adds its terms in another order
 PREDICTION_TOLERANCE = 1e-5  # share of predictions that may differ, because rounding breaks ties
 HARM_LEVEL = 1e-3  # level of the test for harm at another p
 MAX_BYTES_PER_PARAM = 4  # wider numbers could hold several parameters each
@@ -86,11 +87,30 @@ def baseline_interval(counts: PairedCounts, reference_errors: int, reference_sho
     )
 
 
+def allowed_differences(shots: int, by_rounding: tuple[int, int] = (0, 0)) -> int:
+    """Return how many predictions may differ because log-odds are rounded.
+
+    Args:
+        shots: Number of predictions that are compared.
+        by_rounding: Predictions of the inner decoder that rounding errors of the log-odds change, and how many were
+            compared. Weighted matching changes almost none; BP+OSD orders columns of equal reliability by them.
+    """
+    changed, compared = by_rounding
+    expected = int(distributions.binom.isf(FALSE_ALARM_RATE, shots, changed / compared)) if changed else 0
+    return max(1, math.floor(PREDICTION_TOLERANCE * shots), expected)
+
+
+def largest_difference(whole: NDArray[np.float32], split: NDArray[np.float32]) -> float:
+    """Return the largest difference of log-odds, relative where they exceed 1 nat."""
+    return float(np.max(np.abs(whole - split) / np.maximum(1.0, np.abs(whole)), initial=0.0))
+
+
 def batch_independence(
     whole: NDArray[np.float32] | None,
     split: NDArray[np.float32] | None,
     differing: int | None,
-    differing_single_shots: int = 0,
+    single_shots: tuple[int, int] = (0, 0),
+    by_rounding: tuple[int, int] = (0, 0),
 ) -> Guard:
     """Check that the same shots in another order, in batches of other sizes and one by one get the same answers.
 
@@ -98,19 +118,23 @@ def batch_independence(
         whole: Log-odds of the shots in one batch, float32 [n, n_edges]; None if missing.
         split: Log-odds of the same shots, permuted and in uneven batches, rows restored.
         differing: Number of predictions that differ.
-        differing_single_shots: Number of predictions that differ when the decoder decodes shots one by one.
+        single_shots: Number of predictions that differ when the decoder decodes shots one by one, and of such shots.
+        by_rounding: See `allowed_differences`.
     """
     if whole is None or split is None or differing is None:
         return Guard(name="batch_independence", passed=False, evidence="no complete answers to compare")
-    max_difference = float(np.max(np.abs(whole - split) / np.maximum(1.0, np.abs(whole)), initial=0.0))
-    allowed = max(1, math.floor(PREDICTION_TOLERANCE * len(whole)))
+    max_difference = largest_difference(whole, split)
+    allowed = allowed_differences(len(whole), by_rounding)
+    n_single, allowed_single = single_shots[0], max(allowed_differences(n, by_rounding) for n in (single_shots[1], 1))
+    changed, compared = by_rounding
     return Guard(
         name="batch_independence",
-        passed=bool(max_difference <= LOG_ODDS_TOLERANCE) and max(differing, differing_single_shots) <= allowed,
+        passed=bool(max_difference <= LOG_ODDS_TOLERANCE) and differing <= allowed and n_single <= allowed_single,
         evidence=f"{len(whole)} shots permuted and sent in uneven batches: log-odds differ by at most "
         f"{max_difference:.2g} "
         f"(allowed {LOG_ODDS_TOLERANCE:g}), {differing} predictions differ (allowed {allowed})"
-        + (f"; {differing_single_shots} of single shots" if differing_single_shots > allowed else ""),
+        + (f"; {n_single} of single shots (allowed {allowed_single})" if n_single > 1 else "")
+        + (f"; rounding errors alone change {changed} of {compared} predictions of the decoder" if changed else ""),
     )
 
 

@@ -240,20 +240,20 @@ class VerificationSession:
             evaluation.failures[str(model)] += 0
         self._check_repeatability(evaluation, second)
 
-    def _measure_latency(self, evaluation: CandidateEvaluation, second: CandidateClient) -> int:
-        """Decode single shots; return how many predictions differ from those in batches."""
+    def _measure_latency(self, evaluation: CandidateEvaluation, second: CandidateClient) -> tuple[int, int]:
+        """Decode single shots; return how many predictions differ from those in batches, and of how many shots."""
         request, evidence = self.request, self.evidence
         if request.rules < 2 or not evidence.effects or evaluation.failures:
-            return 0
+            return 0, 0
         shots = max(1, min(LATENCY_SHOTS, request.profile.judge_effect_shots // 10))
         scope: LatencyScope = "decoder" if self.frozen.modules_dir is None else "requests"
         found = single_shots.measure(evaluation, second, shots, scope)
         if isinstance(found, CandidateFailure):
             evidence.not_run.append(f"latency of single shots: {found}")
             evidence.latency_failure = str(found)
-            return 0
+            return 0, 0
         evidence.latency = found.latency
-        return found.differing if request.rules >= 3 else 0
+        return (found.differing, found.latency.shots) if request.rules >= 3 else (0, 0)
 
     def _check_repeatability(self, evaluation: CandidateEvaluation, second: CandidateClient) -> None:
         """Repeat the kept shots in a second process, in other batches and as they were, then without the net.
@@ -281,8 +281,12 @@ class VerificationSession:
             differing = (
                 len(split) if predictions is None else int(error_mask(predictions, guard_chunk.predictions).sum())
             )
-        n_single = self._measure_latency(evaluation, second)
-        found.append(guards.batch_independence(guard_chunk.log_odds, split, differing, n_single))
+        singles = self._measure_latency(evaluation, second)
+        by_rounding = (0, 0)
+        if evaluation.rules >= 3 and split is not None and max(differing or 0, singles[0]) > 1:
+            size = max(guards.ROUNDING, guards.largest_difference(guard_chunk.log_odds, split))
+            by_rounding = evaluation.count_changed_by_rounding(guard_chunk, min(size, guards.LOG_ODDS_TOLERANCE))
+        found.append(guards.batch_independence(guard_chunk.log_odds, split, differing, singles, by_rounding))
         found.append(guards.ablation(*evaluation.run_ablations(guard_chunk)))
 
 

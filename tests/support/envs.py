@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
+from autoqec.contracts.env import BicycleCode, BpSettings, CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.contracts.family import CodeMember
 from autoqec.qec.problem import Problem
 
@@ -30,6 +30,19 @@ def repetition(d: int = 5, p: float = 0.02) -> EnvSpec:
         code=StimGeneratorCode(task="repetition_code:memory", distance=d, rounds=d),
         noise=CircuitDepolarizing(p=(p,), target_p=p),
         seed_policy=BANDS,
+    )
+
+
+def bicycle(rounds: int = 1, p: float = 0.005) -> EnvSpec:
+    """Return a short memory of the [[72,12,6]] code, decoded by BP+OSD."""
+    return EnvSpec(
+        name="bb72_short",
+        code=BicycleCode(rounds=rounds),
+        noise=CircuitDepolarizing(p=(p,), target_p=p),
+        seed_policy=BANDS,
+        backend="bposd",
+        bp=BpSettings(iterations=20),
+        baselines=("bposd0", "bposd_cs10"),
     )
 
 

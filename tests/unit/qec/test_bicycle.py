@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import stim
 
-from autoqec.contracts.env import BicycleCode, BpSettings, CircuitDepolarizing, EnvSpec
+from autoqec.contracts.env import BicycleCode, BpSettings, EnvSpec
 from autoqec.contracts.profiles import PROFILES
 from autoqec.decoders.decoding import match_edges
 from autoqec.errors import UsageError
@@ -17,22 +17,10 @@ from autoqec.qec.backends import make_backend, make_soft_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler, sample
 from autoqec.store.files import load_env
-from tests.support.envs import BANDS
+from tests.support.envs import bicycle as bicycle_env
 
 BB72 = BicycleCode()
 BUILTIN = Path(__file__).parents[3] / "autoqec" / "envs" / "builtin"
-
-
-def small(rounds: int = 1, p: float = 0.005) -> EnvSpec:
-    return EnvSpec(
-        name="bb72_short",
-        code=BicycleCode(rounds=rounds),
-        noise=CircuitDepolarizing(p=(p,), target_p=p),
-        seed_policy=BANDS,
-        backend="bposd",
-        bp=BpSettings(iterations=20),
-        baselines=("bposd0", "bposd_cs10"),
-    )
 
 
 def test_checks_commute_and_give_twelve_logicals() -> None:
@@ -81,7 +69,7 @@ def test_minimum_weight_of_logicals_found_is_six() -> None:
 
 
 def test_bp_osd_decodes_and_equal_priors_change_nothing() -> None:
-    prob = Problem.from_env(small())
+    prob = Problem.from_env(bicycle_env())
     shots = sample(prob, 300, 5)
     backend = make_soft_backend(prob)
     plain = backend.decode(shots.detection_events)
@@ -94,7 +82,7 @@ def test_bp_osd_decodes_and_equal_priors_change_nothing() -> None:
 
 
 def test_certain_mechanism_is_applied() -> None:
-    prob = Problem.from_env(small())
+    prob = Problem.from_env(bicycle_env())
     fault = int(np.nonzero(prob.L.toarray().any(axis=0))[0][0])
     log_odds = np.full((1, prob.n_mechanisms), -12.0, np.float32)
     log_odds[0, fault] = 12.0
@@ -105,7 +93,7 @@ def test_certain_mechanism_is_applied() -> None:
 
 def sector(which: float | None = 1, p: float = 0.005) -> EnvSpec:
     """Return a Z memory env; detectors of Z checks have 1 as their last coordinate."""
-    return small(rounds=2, p=p).model_copy(update={"bp": BpSettings(iterations=20, sector=which)})
+    return bicycle_env(rounds=2, p=p).model_copy(update={"bp": BpSettings(iterations=20, sector=which)})
 
 
 class TestSector:
@@ -164,7 +152,7 @@ class TestSector:
     def test_sector_setting_is_refused_for_matching(self) -> None:
         bp, baselines = BpSettings(sector=1), ("mwpm",)
         with pytest.raises(ValueError, match="matching determines its sector itself"):
-            EnvSpec.model_validate({**small().dump(), "backend": "mwpm", "bp": bp.dump(), "baselines": baselines})
+            EnvSpec.model_validate({**bicycle_env().dump(), "backend": "mwpm", "bp": bp.dump(), "baselines": baselines})
 
 
 def test_builtin_env_decodes_z_checks_with_fewer_verification_shots() -> None:

@@ -23,7 +23,10 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.qec.stats import paired_effect
 from autoqec.verification import artifact, baselines, guards
-from tests.support.envs import problem, surface
+from autoqec.verification.candidate_evaluation import CandidateEvaluation
+from autoqec.verification.guard_shots import GuardChunk
+from autoqec.verification.shot_stream import ShotStream
+from tests.support.envs import bicycle, problem, surface
 
 
 def pairs(shots: int, plain: int, fixed: int, broken: int) -> PairedCounts:
@@ -103,15 +106,40 @@ def test_batch_dependence_trips() -> None:
     outputs = np.random.default_rng(0).normal(size=(5_000, 3)).astype(np.float32) * 5
     assert guards.batch_independence(outputs, outputs + np.float32(1e-6), 1).passed
     assert not guards.batch_independence(outputs, outputs, 2).passed
-    assert guards.batch_independence(outputs, outputs, 0, 1) == guards.batch_independence(outputs, outputs, 0)
-    single_shots = guards.batch_independence(outputs, outputs, 0, 2)
-    assert not single_shots.passed and single_shots.evidence.endswith("2 of single shots")
+    assert guards.batch_independence(outputs, outputs, 0, (1, 500)) == guards.batch_independence(outputs, outputs, 0)
+    single_shots = guards.batch_independence(outputs, outputs, 0, (2, 500))
+    assert not single_shots.passed and single_shots.evidence.endswith("2 of single shots (allowed 1)")
     moved = outputs.copy()
     moved[77, 1] += 1e-2
     assert not guards.batch_independence(outputs, moved, 0).passed
     moved[77, 1] = np.nan
     assert not guards.batch_independence(outputs, moved, 0).passed
     assert not guards.batch_independence(outputs, None, None).passed
+
+
+@pytest.mark.parametrize(("changed", "differing", "singles"), [(60, 110, 40), (2, 14, 8)])
+def test_as_many_predictions_may_differ_as_rounding_changes(changed: int, differing: int, singles: int) -> None:
+    """BP+OSD turns rounding errors of the log-odds into other predictions; more than those still trip the guard."""
+    outputs = np.zeros((5_000, 3), np.float32)
+    by_rounding = (changed, 5_000)
+    assert guards.batch_independence(outputs, outputs, changed, (changed // 5, 1_000), by_rounding).passed
+    assert not guards.batch_independence(outputs, outputs, changed, (1, 1_000)).passed
+    for counts in ((differing, (0, 1_000)), (0, (singles, 1_000))):
+        found = guards.batch_independence(outputs, outputs, *counts, by_rounding)
+        assert not found.passed and f"change {changed} of 5000 predictions" in found.evidence
+    assert not guards.batch_independence(outputs, outputs + np.float32(1e-2), 0, (0, 0), by_rounding).passed
+
+
+@pytest.mark.parametrize("decoder", ["mwpm", "bposd"])
+def test_rounding_changes_predictions_of_bp_osd_alone(decoder: str) -> None:
+    prob = problem(3) if decoder == "mwpm" else Problem.from_env(bicycle(rounds=2, p=0.01))
+    evaluation = CandidateEvaluation(prob, ShotStream(b"0" * 32, "0" * 64, (0, 9)), None)  # type: ignore[arg-type]
+    shots = sample(prob, 400, 1)
+    answers = np.broadcast_to(evaluation.priors, (400, len(evaluation.priors)))
+    chunk = GuardChunk(shots, answers, evaluation.decoder.inner.decode_soft(shots.detection_events, answers))
+    changed, compared = evaluation.count_changed_by_rounding(chunk, 1e-4)
+    assert compared == 400 and (changed == 0 if decoder == "mwpm" else changed > 10)
+    assert evaluation.count_changed_by_rounding(chunk, 0.0) == (0, 400)
 
 
 def test_unrepeatable_answers_trip() -> None:

@@ -139,7 +139,7 @@ def test_other_predictions_of_single_shots_trip_a_guard(
     checkpoint.save(tmp_path / "w.pt", compile_predecoder(dsl, prob, seed=1), dsl)
     report = run_verification(support.request(tmp_path / "round", prob.env, tmp_path / "w.pt"))
     guard = next(guard for guard in report.guards if guard.name == "batch_independence")
-    assert guard.passed == (not flipped) and guard.evidence.endswith("2 of single shots") == bool(flipped)
+    assert guard.passed == (not flipped) and ("2 of single shots" in guard.evidence) == bool(flipped)
     assert report.cost is not None and report.cost.latency_us is not None
     assert report.cost.latency_us.scope == "decoder" and report.cost.latency_us.shots == 500
 
