@@ -201,7 +201,7 @@ def decode(
     from autoqec.decoders.threads import check_threads, decode_array, decoders_needed
     from autoqec.errors import UsageError
     from autoqec.launch.checkpoints import open_checkpoint
-    from autoqec.qec.recorded.diagnosis import diagnose_first_shots
+    from autoqec.qec.recorded.diagnosis import describe_mismatch, diagnose_first_shots
 
     check_threads(threads, "threads")
     env_name = None if env is None else str(env)
@@ -228,8 +228,7 @@ def decode(
             raise UsageError("holds values other than 0 and 1", location="detection_events", hint=hint)
         packed = np.packbits(events.astype(bool), axis=1, bitorder="little")
         for found in diagnose_first_shots(decoders[0].problem, packed) or []:
-            message = f"the shots do not look like shots of the model: {found.message}; likely cause: {found.cause}"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warnings.warn(describe_mismatch(found), RuntimeWarning, stacklevel=2)
         return decode_array(decoders, packed)
 
 

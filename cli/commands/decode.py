@@ -172,12 +172,12 @@ def _checked(
 
     None in place of the names: there are too few shots to tell.
     """
-    from autoqec.qec.recorded.diagnosis import diagnose_first_shots
+    from autoqec.qec.recorded.diagnosis import describe_mismatch, diagnose_first_shots
 
     first = next(parts, None)
     found = None if first is None else diagnose_first_shots(problem, first)
     for each in found or []:
-        out.note(f"warning: the shots do not look like shots of the model: {each.message}; likely cause: {each.cause}")
+        out.note(f"warning: {describe_mismatch(each)}")
     names = None if found is None else [each.name for each in found]
     return (parts if first is None else chain([first], parts)), names
 

@@ -22,6 +22,9 @@ SAME_CIRCUIT, MAX_SAME_ERROR = 0.9, 0.02  # similarity under other noise of the 
 FEW_MOVED = 0.4  # similarity below which more than a few detectors are wrong
 MANY = 0.25  # share of the detectors above which exchanges mean another circuit
 RATE_RATIO = 3.0
+FIRST_RATE_RATIO = 1.25  # for shots that are about to be decoded under the weights of the model
+OTHER_NOISE = "other_noise_strength"
+SURE = 4.0  # standard errors
 LISTED = 8
 CHECKED_EVENTS = 2**22  # values that are read to tell whether shots are of a model
 
@@ -66,8 +69,15 @@ def diagnose_first_shots(problem: Problem, detection_events: np.ndarray) -> list
     if direct < SAME_CIRCUIT and _is_precise(counts, expected, len(expected), MAX_SAME_ERROR):
         message = f"similarity of the events' correlations with the model's is {direct:.2f}, not {SAME_CIRCUIT} or more"
         cause = "they are of another circuit with as many bytes per shot, or the noise is of another kind"
-        found.insert(0, Diagnosis("other_circuit", message, cause, error=False))
-    return found
+        return [Diagnosis("other_circuit", message, cause, error=False)]
+    return list(_rates(counts, model, FIRST_RATE_RATIO))
+
+
+def describe_mismatch(found: Diagnosis) -> str:
+    """Return a diagnosis of `diagnose_first_shots` in one line, which tells noise of another strength from the rest."""
+    if found.name == OTHER_NOISE:
+        return f"{found.message}; {found.cause}, and decode with it (--dem, in Python dem)"
+    return f"the shots do not look like shots of the model: {found.message}; likely cause: {found.cause}"
 
 
 def _is_precise(counts: EventCounts, expected: np.ndarray, n_usable: int, max_error: float) -> bool:
@@ -100,7 +110,7 @@ def _diagnose(problem: Problem, counts: EventCounts, model: ModelStatistics) -> 
     k = len(counts.pairs)
     usable = ~_implausible(counts, model)[:k]
     found += _correlations(problem, counts, model, usable)
-    return found or list(_rates(counts, model))
+    return found or list(_rates(counts, model, RATE_RATIO))
 
 
 def _implausible(counts: EventCounts, model: ModelStatistics) -> np.ndarray:
@@ -200,15 +210,24 @@ def _best_order(problem: Problem, counts: EventCounts, model: ModelStatistics) -
     return max(values.items(), key=lambda item: item[1])
 
 
-def _rates(counts: EventCounts, model: ModelStatistics) -> Iterator[Diagnosis]:
+def _rates(counts: EventCounts, model: ModelStatistics, limit: float) -> Iterator[Diagnosis]:
     ratio = counts.fractions.mean() / max(model.fractions.mean(), 1e-12)
-    if not 1 / RATE_RATIO < ratio < RATE_RATIO:
+    error = SURE * _relative_error(counts)
+    strength = "weaker" if ratio < 1 else "stronger"
+    if not (1 - error) / limit < ratio < (1 + error) * limit:
         yield Diagnosis(
-            "other_noise_strength",
-            f"detection fractions are {ratio:.2g} times those of the model",
+            OTHER_NOISE,
+            f"the noise of the shots is {strength} than the model's: detection fractions are {ratio:.2g} times as high",
             "the model has another noise strength; estimate one with `autoqec check-data --dem-out`",
             error=False,
         )
+
+
+def _relative_error(counts: EventCounts) -> float:
+    """Return the relative standard error of the mean detection fraction; events of a shot depend on each other."""
+    events = counts.single[: len(counts.pairs)].sum() / counts.shots
+    variance = counts.pairs.sum() / counts.shots - events**2
+    return float(np.sqrt(max(variance, 0) / counts.shots) / max(events, 1e-12))
 
 
 def _listed(detectors: np.ndarray) -> str:

@@ -53,6 +53,13 @@ def test_few_shots_raise_no_alarm(shots: int) -> None:
     assert diagnoses(problem(3), sample(problem(3), shots, 3)) == []
 
 
+@pytest.mark.parametrize("shots", [200, 300, 1000])
+def test_few_first_shots_of_the_model_raise_no_alarm(shots: int) -> None:
+    drawn = sample(problem(3, 0.001), 60 * shots, 3).detection_events
+    for start in range(0, len(drawn), shots):
+        assert diagnose_first_shots(problem(3, 0.001), drawn[start : start + shots]) == []
+
+
 def test_check_of_the_first_shots_computes_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = []
 
