@@ -198,10 +198,11 @@ def decode(
 
     from autoqec.decoders.decode_memory import decoding_size, require_decode_memory
     from autoqec.decoders.decoding import CheckpointDecoder, check_fit, missing_extension, read_model
+    from autoqec.decoders.shot_check import check_shots
     from autoqec.decoders.threads import check_threads, decode_array, decoders_needed
     from autoqec.errors import UsageError
     from autoqec.launch.checkpoints import open_checkpoint
-    from autoqec.qec.recorded.diagnosis import describe_mismatch, diagnose_first_shots
+    from autoqec.qec.recorded.diagnosis import describe_mismatch
 
     check_threads(threads, "threads")
     env_name = None if env is None else str(env)
@@ -227,7 +228,7 @@ def decode(
             hint = "pass one value per detector: 1 if it fired, else 0"
             raise UsageError("holds values other than 0 and 1", location="detection_events", hint=hint)
         packed = np.packbits(events.astype(bool), axis=1, bitorder="little")
-        for found in diagnose_first_shots(decoders[0].problem, packed) or []:
+        for found in check_shots(decoders[0], packed) or []:
             warnings.warn(describe_mismatch(found), RuntimeWarning, stacklevel=2)
         return decode_array(decoders, packed)
 

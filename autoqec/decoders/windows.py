@@ -34,9 +34,12 @@ from autoqec.decoders.decoding import (
 from autoqec.errors import UsageError
 from autoqec.qec.error_stream import OUTSIDE, SEPARATOR, Errors, ErrorStream, SectorFinder, concatenate
 from autoqec.qec.problem import Problem, detector_coordinates
+from autoqec.qec.recorded.diagnosis import EventModel
+from autoqec.qec.recorded.statistics import statistics_of_first
 from autoqec.qec.sampling import pack
 from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching
 
+CHECKED_DETECTORS = 1024  # whose events are compared with the model; tables of pairs take 8 MB each
 MAX_CACHED = 8  # windows kept at once; a repeated circuit has three kinds
 
 
@@ -167,6 +170,11 @@ class WindowedDecoder:
             if last == n_rounds:
                 break
         return found
+
+    def event_model(self) -> EventModel:
+        """Return what the model says of the detection events of its first detectors."""
+        statistics = statistics_of_first(self._errors, min(self.n_detectors, CHECKED_DETECTORS))
+        return EventModel(statistics, lambda: self._rounds)
 
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
         """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables].

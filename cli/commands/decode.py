@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from autoqec.decoders.decoding import CheckpointDecoder
     from autoqec.decoders.windows import WindowedDecoder
     from autoqec.launch.checkpoints import OpenCheckpoint
-    from autoqec.qec.problem import Problem
 
 FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 
@@ -113,10 +112,7 @@ def command(
             out.note(f"warning: {slower}")
         if decoding.other_circuit:
             out.note("warning: the network was trained on another circuit; its gain there was not verified")
-        events = shotfiles.read(shots, shot_format, problem.n_detectors, PART)
-        mismatches: list[str] | None = None
-        if isinstance(decoding, CheckpointDecoder):
-            events, mismatches = _checked(events, decoding.problem, out)
+        events, mismatches = _checked(shotfiles.read(shots, shot_format, problem.n_detectors, PART), decoding, out)
         parts = decode_parts(decoders, events)
         n = shotfiles.write(target, out_format or shotfiles.guess_format(target), problem.n_observables, parts)
         latency = None
@@ -166,16 +162,17 @@ def _decoders(
 
 
 def _checked(
-    parts: Iterator[np.ndarray], problem: Problem, out: Output
+    parts: Iterator[np.ndarray], decoding: CheckpointDecoder | WindowedDecoder, out: Output
 ) -> tuple[Iterator[np.ndarray], list[str] | None]:
     """Warn if the shots do not fit the model; return all of their parts, and the names of what was found.
 
     None in place of the names: there are too few shots to tell.
     """
-    from autoqec.qec.recorded.diagnosis import describe_mismatch, diagnose_first_shots
+    from autoqec.decoders.shot_check import check_shots
+    from autoqec.qec.recorded.diagnosis import describe_mismatch
 
     first = next(parts, None)
-    found = None if first is None else diagnose_first_shots(problem, first)
+    found = None if first is None else check_shots(decoding, first)
     for each in found or []:
         out.note(f"warning: {describe_mismatch(each)}")
     names = None if found is None else [each.name for each in found]

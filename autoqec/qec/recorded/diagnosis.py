@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.orders import known_orders, layers, moved_detectors
-from autoqec.qec.recorded.statistics import EventCounts, ModelStatistics, count_events, model_statistics, similarity
+from autoqec.qec.recorded.statistics import (
+    MAX_PAIR_DETECTORS,
+    EventCounts,
+    ModelStatistics,
+    count_events,
+    model_statistics,
+    similarity,
+)
 
 MIN_SHOTS = 200  # fewer shots say nothing
 MIN_EXPECTED_EVENTS = 30.0  # fewer expected events say nothing about a detector that never fired
@@ -46,31 +54,60 @@ class Diagnosis:
     error: bool = True
 
 
-def diagnose_first_shots(problem: Problem, detection_events: np.ndarray) -> list[Diagnosis] | None:
+@dataclass(frozen=True, eq=False)
+class EventModel:
+    """What a detector error model says of the first detectors of its shots.
+
+    Attributes:
+        statistics: Of these detectors.
+        layers: Returns `layers` of all detectors.
+        problem: The model as a problem, None if it is too long for one.
+    """
+
+    statistics: ModelStatistics
+    layers: Callable[[], np.ndarray]
+    problem: Problem | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, n_detectors: int | None = None) -> EventModel:
+        """Return the model of a problem's first detectors, by default of all of them."""
+        statistics = model_statistics(problem.H[:n_detectors], problem.mechanism_probs)
+        return cls(statistics, partial(layers, problem), problem)
+
+    @classmethod
+    def of_first(cls, problem: Problem) -> EventModel:
+        """Return the model of as many detectors as `diagnose_first_shots` can check."""
+        n = problem.n_detectors
+        return cls.of(problem, n if n * MIN_SHOTS <= CHECKED_EVENTS else MAX_PAIR_DETECTORS)
+
+
+def diagnose_first_shots(
+    model_of_shots: Callable[[], EventModel], detection_events: np.ndarray
+) -> list[Diagnosis] | None:
     """Tell from the first shots whether they are of a model: bit-packed shots of another circuit can have its size.
 
     Args:
-        problem: The model that they are decoded with.
+        model_of_shots: Returns the model that they are decoded with; called if there are enough shots.
         detection_events: Bit-packed, uint8 [n, ceil(n_detectors / 8)].
 
     Returns:
         Diagnoses; empty if the shots fit, None if there are too few to tell.
     """
-    first = detection_events[: CHECKED_EVENTS // problem.n_detectors]
-    if len(first) < MIN_SHOTS:
+    if len(detection_events) < MIN_SHOTS:
         return None
-    counts = count_events([first], problem.n_detectors)
-    model = model_statistics(problem.H, problem.mechanism_probs)
-    found = _diagnose(problem, counts, model)
+    model = model_of_shots()
+    n_detectors = len(model.statistics.fractions)
+    counts = count_events([detection_events[: CHECKED_EVENTS // n_detectors]], n_detectors)
+    found = _diagnose(model, counts)
     if any(each.error for each in found):
         return found
-    expected = model.correlations
+    expected = model.statistics.correlations
     direct = similarity(counts.correlations, expected, counts.shots)
     if direct < SAME_CIRCUIT and _is_precise(counts, expected, len(expected), MAX_SAME_ERROR):
         message = f"similarity of the events' correlations with the model's is {direct:.2f}, not {SAME_CIRCUIT} or more"
         cause = "they are of another circuit with as many bytes per shot, or the noise is of another kind"
         return [Diagnosis("other_circuit", message, cause, error=False)]
-    return list(_rates(counts, model, FIRST_RATE_RATIO))
+    return list(_rates(counts, model.statistics, FIRST_RATE_RATIO))
 
 
 def describe_mismatch(found: Diagnosis) -> str:
@@ -98,18 +135,19 @@ def diagnose_events(problem: Problem, counts: EventCounts) -> list[Diagnosis]:
     """
     if counts.shots < MIN_SHOTS:
         return []
-    return _diagnose(problem, counts, model_statistics(problem.H, problem.mechanism_probs))
+    return _diagnose(EventModel.of(problem), counts)
 
 
-def _diagnose(problem: Problem, counts: EventCounts, model: ModelStatistics) -> list[Diagnosis]:
+def _diagnose(event_model: EventModel, counts: EventCounts) -> list[Diagnosis]:
+    model = event_model.statistics
     if not counts.single.any() and model.fractions.sum() * counts.shots > MIN_EXPECTED_EVENTS:
         return [
             Diagnosis("no_events", "no detector fired in any shot", "the file is empty of data, or of a simulation")
         ]
-    found = list(_single_detectors(problem, counts, model))
+    found = list(_single_detectors(event_model, counts))
     k = len(counts.pairs)
     usable = ~_implausible(counts, model)[:k]
-    found += _correlations(problem, counts, model, usable)
+    found += _correlations(event_model, counts, usable)
     return found or list(_rates(counts, model, RATE_RATIO))
 
 
@@ -121,8 +159,8 @@ def _implausible(counts: EventCounts, model: ModelStatistics) -> np.ndarray:
     return implausible
 
 
-def _single_detectors(problem: Problem, counts: EventCounts, model: ModelStatistics) -> Iterator[Diagnosis]:
-    fractions, expected = counts.fractions, model.fractions
+def _single_detectors(model: EventModel, counts: EventCounts) -> Iterator[Diagnosis]:
+    fractions, expected = counts.fractions, model.statistics.fractions
     dead = np.nonzero((counts.single == 0) & (expected * counts.shots > MIN_EXPECTED_EVENTS))[0]
     if len(dead):
         yield Diagnosis(
@@ -151,7 +189,7 @@ def _single_detectors(problem: Problem, counts: EventCounts, model: ModelStatist
             "the file does not hold detection events: raw measurements, another circuit, or a wrong format",
         )
     elif len(noisy):
-        yield _random_detectors(layers(problem), noisy, fractions)
+        yield _random_detectors(model.layers(), noisy, fractions)
 
 
 def _random_detectors(time: np.ndarray, noisy: np.ndarray, fractions: np.ndarray) -> Diagnosis:
@@ -165,17 +203,15 @@ def _random_detectors(time: np.ndarray, noisy: np.ndarray, fractions: np.ndarray
     return Diagnosis("random_detectors", message, "their measurements belong to another qubit or to other shots")
 
 
-def _correlations(
-    problem: Problem, counts: EventCounts, model: ModelStatistics, usable: np.ndarray
-) -> Iterator[Diagnosis]:
+def _correlations(event_model: EventModel, counts: EventCounts, usable: np.ndarray) -> Iterator[Diagnosis]:
     """Compare the pattern of pairwise correlations, which does not depend on the overall rate."""
-    mask = np.outer(usable, usable)
+    model, mask = event_model.statistics, np.outer(usable, usable)
     observed, expected = np.where(mask, counts.correlations, 0), np.where(mask, model.correlations, 0)
     if not mask.any() or not _is_precise(counts, expected, usable.sum(), MAX_NORM_ERROR):
         return
     direct = similarity(observed, expected, counts.shots)
     if direct < SIMILAR:
-        text, best = _best_order(problem, counts, model)
+        text, best = _best_order(event_model.problem, counts, model)
         if best > max(UNRELATED, direct + BETTER):
             yield Diagnosis(
                 "detectors_permuted",
@@ -199,9 +235,11 @@ def _correlations(
         )
 
 
-def _best_order(problem: Problem, counts: EventCounts, model: ModelStatistics) -> tuple[str, float]:
+def _best_order(problem: Problem | None, counts: EventCounts, model: ModelStatistics) -> tuple[str, float]:
     """Return the known order under which the correlations fit best, with its similarity."""
-    if len(counts.pairs) < problem.n_detectors:  # an order of all detectors cannot be applied to the first ones
+    if (
+        problem is None or len(counts.pairs) < problem.n_detectors
+    ):  # an order of all detectors cannot be applied to the first ones
         return "as in the circuit", -1.0
     values = {
         text: similarity(counts.correlations[np.ix_(order, order)], model.correlations, counts.shots)

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
+from autoqec.qec.error_stream import Errors
 from autoqec.qec.sampling import unpack
 
 MAX_PAIR_DETECTORS = 2048  # pairs are counted among the first; more would need too much memory
@@ -102,8 +103,33 @@ def model_statistics(H: sp.csr_matrix, probs: np.ndarray) -> ModelStatistics:
         H: [n_detectors, n_mechanisms] of 0 and 1.
         probs: float64 [n_mechanisms].
     """
-    single_parity = np.exp(-(H.astype(float) @ mechanism_strength(probs)))
-    shared = shared_strength(H[:MAX_PAIR_DETECTORS], probs)
+    return _statistics(H.astype(float) @ mechanism_strength(probs), shared_strength(H[:MAX_PAIR_DETECTORS], probs))
+
+
+def statistics_of_first(blocks: Iterable[Errors], n_detectors: int) -> ModelStatistics:
+    """Return what a model predicts for its first detectors, from its errors block by block.
+
+    Args:
+        blocks: All errors of the model.
+        n_detectors: How many detectors, at most MAX_PAIR_DETECTORS.
+    """
+    single, shared = np.zeros(n_detectors), np.zeros((n_detectors, n_detectors))
+    for errors in blocks:
+        seen = (errors.targets >= 0) & (errors.targets < n_detectors)
+        if not seen.any():
+            continue
+        error = np.repeat(np.arange(len(errors)), errors.lengths)[seen]
+        flips, times = np.unique(error * n_detectors + errors.targets[seen], return_counts=True)
+        columns, rows = divmod(flips[times % 2 == 1], n_detectors)  # a detector that occurs twice is not flipped
+        H = sp.csr_matrix((np.ones(len(rows)), (rows, columns)), (n_detectors, len(errors)))
+        single += H @ mechanism_strength(errors.probabilities)
+        shared += shared_strength(H, errors.probabilities)
+    return _statistics(single, shared)
+
+
+def _statistics(strength: np.ndarray, shared: np.ndarray) -> ModelStatistics:
+    """Return what follows from the sums of `mechanism_strength` per detector, and of those shared by pairs."""
+    single_parity = np.exp(-strength)
     own = np.diagonal(shared)
     single = np.exp(-own)
     both = np.exp(-(own[:, None] + own[None, :] - 2 * shared))

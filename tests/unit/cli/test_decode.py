@@ -435,6 +435,29 @@ class TestOtherDem:
         assert decode(tmp_path, *dem, "--window", "8", "--latency", "3", out="no") == 2
         refused(capsys, "--window", "cannot be used with --latency")
 
+    @pytest.mark.parametrize(
+        ("drawn", "names"),
+        [
+            (surface(3, 0.01, rounds=20), []),
+            (surface(3, 0.01, rounds=4), ["other_circuit"]),
+            (surface(3, 0.005, rounds=20), ["other_noise_strength"]),
+        ],
+        ids=["the circuit", "fewer rounds", "weaker noise"],
+    )
+    def test_shots_that_are_decoded_in_windows_are_checked(
+        self, drawn: EnvSpec, names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        dsl = parse_dsl({"type": "local", "local": {"hidden": 4}})
+        checkpoint.save(tmp_path / "checkpoint.pt", compile_predecoder(dsl, problem(3), seed=0), dsl)
+        (tmp_path / "env.yaml").write_text(dump_config(surface(3).dump()), encoding="utf-8")
+        long = Problem.from_env(surface(3, 0.01, rounds=20))
+        (tmp_path / "shots.b8").write_bytes(sample(Problem.from_env(drawn), 20_000, 5).detection_events.tobytes())
+        dem = ("--dem", str(self.write_dem(long.circuit, tmp_path / "long.stim")))
+        assert decode(tmp_path, *dem, "--window", "8", "--json") == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["mismatches"] == names
+        assert ("of the shots" in shown.err or "the shots do not look like" in shown.err) == bool(names)
+
     def test_experiment_longer_than_memory_is_rejected(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

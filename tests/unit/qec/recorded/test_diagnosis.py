@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,20 @@ import yaml
 
 from autoqec.contracts.env import Si1000Noise
 from autoqec.qec.backends import Mwpm
-from autoqec.qec.problem import Problem
+from autoqec.qec.error_stream import ErrorStream
+from autoqec.qec.problem import Problem, error_model
 from autoqec.qec.recorded.check import check_blocks
-from autoqec.qec.recorded.diagnosis import Diagnosis, diagnose_events, diagnose_first_shots
+from autoqec.qec.recorded.diagnosis import (
+    CHECKED_EVENTS,
+    MIN_SHOTS,
+    Diagnosis,
+    EventModel,
+    diagnose_events,
+    diagnose_first_shots,
+)
 from autoqec.qec.recorded.observables import diagnose_observables
 from autoqec.qec.recorded.shots import RecordedShots
-from autoqec.qec.recorded.statistics import ModelStatistics, count_events, model_statistics
+from autoqec.qec.recorded.statistics import ModelStatistics, count_events, model_statistics, statistics_of_first
 from autoqec.qec.sampling import LabelledSampler, Shots, sample
 from tests.support.envs import problem, surface
 from tests.support.planted import DEVICES, SHOTS, device, planted
@@ -57,7 +66,7 @@ def test_few_shots_raise_no_alarm(shots: int) -> None:
 def test_few_first_shots_of_the_model_raise_no_alarm(shots: int) -> None:
     drawn = sample(problem(3, 0.001), 60 * shots, 3).detection_events
     for start in range(0, len(drawn), shots):
-        assert diagnose_first_shots(problem(3, 0.001), drawn[start : start + shots]) == []
+        assert diagnose_first_shots(partial(EventModel.of_first, problem(3, 0.001)), drawn[start : start + shots]) == []
 
 
 def test_check_of_the_first_shots_computes_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +77,15 @@ def test_check_of_the_first_shots_computes_the_model_once(monkeypatch: pytest.Mo
         return computed[-1]
 
     monkeypatch.setattr("autoqec.qec.recorded.diagnosis.model_statistics", statistics)
-    assert diagnose_first_shots(problem(3), sample(problem(3), 10, 3).detection_events) is None
+    assert (
+        diagnose_first_shots(partial(EventModel.of_first, problem(3)), sample(problem(3), 10, 3).detection_events)
+        is None
+    )
     assert len(computed) == 0
-    assert diagnose_first_shots(problem(3), sample(problem(3), 4000, 3).detection_events) == []
+    assert (
+        diagnose_first_shots(partial(EventModel.of_first, problem(3)), sample(problem(3), 4000, 3).detection_events)
+        == []
+    )
     assert len(computed) == 1
 
 
@@ -93,6 +108,27 @@ def test_model_statistics_equal_those_of_sampled_shots() -> None:
     expected = model_statistics(model.H, model.mechanism_probs)
     assert np.abs(counts.fractions - expected.fractions).max() < 0.01
     assert np.abs(counts.correlations - expected.correlations).max() < 0.03
+
+
+@pytest.mark.parametrize("n_detectors", [24, 17])
+def test_statistics_of_the_first_detectors_need_no_matrix_of_all_errors(n_detectors: int) -> None:
+    model = Problem.from_env(surface(3, rounds=12))
+    loops = error_model(model.circuit, model.env)
+    assert "repeat" in str(loops)
+    found = statistics_of_first(ErrorStream(loops), n_detectors)
+    expected = model_statistics(model.H[:n_detectors], model.mechanism_probs)
+    assert np.allclose(found.fractions, expected.fractions) and np.allclose(found.correlations, expected.correlations)
+
+
+def test_experiments_too_long_to_count_all_detectors_are_checked_by_their_first_ones() -> None:
+    model = Problem.from_env(surface(3, rounds=2700))
+    assert MIN_SHOTS * model.n_detectors > CHECKED_EVENTS
+    width = model.n_detectors // 8
+    for drawn, names in ((model, []), (Problem.from_env(surface(5, rounds=4)), ["wrong_model"])):
+        n = 400 * -(-model.n_detectors // drawn.n_detectors)
+        packed = sample(drawn, n, 1).detection_events.reshape(-1)[: 400 * width].reshape(400, width)
+        found = diagnose_first_shots(partial(EventModel.of_first, model), packed)
+        assert found is not None and [each.name for each in found] == names
 
 
 def names(directory: Path) -> list[list[str]]:
