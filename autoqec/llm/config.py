@@ -28,6 +28,7 @@ _KNOWN_MODELS = (
 )
 _OPENAI_NAMES = re.compile(r"(gpt|chatgpt|o\d)(?![a-z])")
 _PROGRAM_OF: dict[Backend, Backend] = {"anthropic": "claude", "openai": "codex"}  # with models of the same provider
+_PROVIDER_OF = {program: provider for provider, program in _PROGRAM_OF.items()}
 _PROGRAMS = _WITHOUT_TEMPERATURE = tuple(_PROGRAM_OF.values())
 ROLE_FIELDS = ("backend", "model", "base_url", "timeout_s", "api_key_env")
 LOGGER = logging.getLogger("autoqec.llm")
@@ -41,7 +42,8 @@ class LMConfig(Contract):
         temperature: Sent if it is set and the backend supports it, else dropped with a warning.
         max_output_tokens: Limit of an answer to `call`; the API's own limit includes thinking and is at least 8192.
         thinking_budget: Tokens for thinking, of Gemini models; dropped with a warning by other backends.
-        api_key_env: Environment variable of the key for `base_url`; without it an explicit `base_url` gets no key.
+        api_key_env: Environment variable of the key for `base_url`; without it an explicit `base_url` gets no key. The
+            backends `claude` and `codex` refuse it.
         timeout_s: Limit of one call with all of its attempts.
         price: US dollars per million tokens, of a model that the price list does not have.
         max_call_usd: Limit that the `claude` command line enforces.
@@ -217,6 +219,12 @@ def _backend(config: LMConfig) -> LanguageModel:
         from autoqec.llm.gemini_client import GeminiClient
 
         return GeminiClient(model, **provider)
+    if config.api_key_env is not None:
+        raise UsageError(
+            f"the program `{backend}` gets no key from {config.api_key_env}: it logs in by itself",
+            location="api_key_env",
+            hint=f"log in with `{backend}`, or choose backend `{_PROVIDER_OF[backend]}`, which takes the key",
+        )
     from autoqec.llm.cli_client import CliLM
 
     return CliLM(backend, config.model, max_call_usd=config.max_call_usd, **limits)

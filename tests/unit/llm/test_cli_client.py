@@ -223,6 +223,15 @@ def test_missing_program_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, tm
         get_lm_client(LMConfig(backend="codex"))
 
 
+@pytest.mark.parametrize(("program", "other"), [("claude", "anthropic"), ("codex", "openai")])
+def test_variable_of_a_key_is_refused(install: Bin, program: str, other: str) -> None:
+    install(program)
+    environ = {"AUTOQEC_CODER_BACKEND": program, "AUTOQEC_CODER_API_KEY_ENV": "GATEWAY_KEY"}
+    with pytest.raises(UsageError, match="GATEWAY_KEY") as caught:
+        get_lm_client(role_config("coder", None, environ))
+    assert other in str(caught.value.hint)
+
+
 def test_client_is_selected_by_environment(install: Bin) -> None:
     notes = install("claude", {"text": "ok"})
     config = role_config("coder", None, {"AUTOQEC_CODER_BACKEND": "claude", "AUTOQEC_CODER_MODEL": "claude-haiku-5-5"})
