@@ -163,6 +163,8 @@ def test_code_that_fails_on_single_shots_is_named_and_keeps_its_verdict(tmp_path
     assert found.verdict == other.verdict and all(guard.passed for guard in found.guards)
     shown = RoundLayout(tmp_path / "batches_only" / "round", 1).report_md.read_text(encoding="utf-8")
     assert "Decoding of single shots failed, although batches were decoded: " in shown
+    assert found.cost.decoding_us_per_shot is not None and found.cost.correlated_us_per_shot is not None
+    assert "Decoding in batches, with gate, network (in a process of its own) and matching: " in shown
     assert verification_fields(found)["single_shot_failure"] == found.cost.latency_failure
     assert verification_fields(other)["single_shot_failure"] is None
     assert report_differences(found, found.model_copy(update={"cost": other.cost})) == []
