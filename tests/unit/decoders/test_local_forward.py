@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,25 @@ def test_outputs_of_a_shot_do_not_depend_on_its_batch() -> None:
     assert np.array_equal(together, one_by_one)
     assert np.array_equal(local(events[::-1]), together[::-1])
     assert local(events[:0]).shape == (0, together.shape[1])
+
+
+def test_threads_that_share_an_object_get_the_outputs_of_one_thread() -> None:
+    """Also while the arrays are built, which the first call does."""
+    prob = problem(5, 5)
+    model, events = randomized(config(depth=3), prob), np.tile(shots(prob), (8, 1))
+    expected = LocalForward(model, prob.n_detectors)(events)
+    parts = [np.roll(events, 17 * thread, axis=0) for thread in range(4)]
+    shared, barrier = LocalForward(model, prob.n_detectors), threading.Barrier(len(parts))
+
+    def forward(part: np.ndarray) -> list[np.ndarray]:
+        barrier.wait(60)
+        return [shared(part) for _ in range(3)]
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        found = list(pool.map(forward, parts))
+    for thread, outputs in enumerate(found):
+        for output in outputs:
+            assert np.array_equal(output, np.roll(expected, 17 * thread, axis=0))
 
 
 def test_table_of_pairs_does_not_change_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
