@@ -70,9 +70,12 @@ class GitReader(ABC):
 
     def _admin(self, worktree: Path) -> Path:
         """Return git's own directory of a linked worktree, from git's records alone: its `.git` file is not trusted."""
-        for found in self.worktrees():
-            if found.path == absolute(worktree):
-                return found.admin
+        path = absolute(worktree)
+        # git mostly names its record like the directory; to read all records takes time in proportion to their number.
+        found = _worktree(self.common / "worktrees" / path.name)
+        for record in [found] if found is not None and found.path == path else self.worktrees(path.name):
+            if record.path == path:
+                return record.admin
         raise GitError("is no worktree of this repository", location=str(worktree), hint="git worktree list")
 
     def head_sha(self, worktree: Path | None = None) -> str:
@@ -186,16 +189,14 @@ class GitReader(ABC):
         found = zip(fields[0:-1:3], fields[1::3], fields[2::3], strict=True)
         return [triple for triple in found if triple[2] not in ("unspecified", "unset", "set")]
 
-    def worktrees(self) -> list[Worktree]:
-        """Return the linked worktrees of git's records, also those without a directory; damaged ones are left out."""
-        found = []
-        for admin in sorted(self.common.glob("worktrees/*")):
-            gitdir_path, head = _read(admin / "gitdir"), _read(admin / "HEAD")
-            if Path(gitdir_path).name == ".git":
-                path = absolute(Path(os.path.join(admin, gitdir_path)).parent)
-                branch = head.removeprefix("ref: refs/heads/") if head.startswith("ref: refs/heads/") else None
-                found.append(Worktree(path, branch, admin))
-        return found
+    def worktrees(self, name: str | None = None) -> list[Worktree]:
+        """Return the linked worktrees of git's records, also those without a directory; damaged ones are left out.
+
+        Args:
+            name: Only those whose directory has this name.
+        """
+        records = (_worktree(admin, name) for admin in sorted(self.common.glob("worktrees/*")))
+        return [found for found in records if found is not None]
 
     def checked_out_branches(self, *, except_worktrees: Iterable[Path] = ()) -> set[str]:
         """Short names of the branches that HEAD of the main worktree, or of a linked one, stands for.
@@ -246,6 +247,16 @@ class GitReader(ABC):
 def absolute(path: Path) -> Path:
     """Return the absolute path with the parent's links resolved; the last component itself is not followed."""
     return Path(os.path.realpath(path.parent)) / path.name
+
+
+def _worktree(admin: Path, name: str | None = None) -> Worktree | None:
+    """Read git's record of a linked worktree; None if it is damaged or missing, or of a directory of another name."""
+    gitdir_path = _read(admin / "gitdir")
+    if os.path.basename(gitdir_path) != ".git" or name not in (None, Path(gitdir_path).parent.name):
+        return None
+    head = _read(admin / "HEAD")
+    branch = head.removeprefix("ref: refs/heads/") if head.startswith("ref: refs/heads/") else None
+    return Worktree(absolute(Path(os.path.join(admin, gitdir_path)).parent), branch, admin)
 
 
 def _read(path: Path) -> str:

@@ -61,7 +61,7 @@ class GitWriter(GitReader):
         """
         path = absolute(path)
         with repository_lock(self.common):
-            for found in self.worktrees():
+            for found in self.worktrees(path.name):
                 if found.path == path or (found.path.name == path.name and not found.path.exists()):
                     _rmtree(path)
                     _rmtree(found.admin)

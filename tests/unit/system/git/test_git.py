@@ -14,6 +14,7 @@ import pytest
 
 from autoqec.errors import StorageError, UsageError
 from autoqec.system.git import GitError, MergeConflictError, RefUpdate, Repo
+from autoqec.system.git import read as git_reader
 from autoqec.system.git.lock import repository_lock
 from autoqec.system.git.parsing import PrunedObjectError
 from autoqec.system.git.read import git_error
@@ -267,6 +268,26 @@ def test_rename_keeps_the_commit_and_removes_the_old_name(repo: Repo) -> None:
 
 
 # ---- worktrees
+
+
+def test_worktree_is_found_by_the_name_of_its_record_or_else_of_its_directory(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both directories are called `x`, so that git calls the second record `x1`; others are not read."""
+    first, second = repo.root / ".worktrees" / "x", repo.root / "elsewhere" / "x"
+    for number, path in enumerate((first, second, repo.root / ".worktrees" / "y")):
+        repo.worktree_add(path, f"exp/r/{number}", repo.head_sha())
+    heads, read = list[str](), git_reader._read
+
+    def reading(path: Path) -> str:
+        heads.extend([path.parent.name] if path.name == "HEAD" else [])
+        return read(path)
+
+    monkeypatch.setattr(git_reader, "_read", reading)
+    assert [repo._admin(path).name for path in (first, second)] == ["x", "x1"]
+    assert heads == ["x", "x", "x", "x1"]
+    repo.worktree_remove(second)
+    assert {found.admin.name for found in repo.worktrees()} == {"x", "y"} and first.exists()
 
 
 def test_worktrees_are_added_listed_and_removed(repo: Repo) -> None:
