@@ -25,6 +25,7 @@ ZERO_COST_OPS = {  # move or create numbers without arithmetic
     "aten.empty", "aten.arange", "aten.split", "aten.split_with_sizes", "aten.alias", "aten._to_copy",
     "aten._unsafe_view", "aten.reshape", "aten.full", "aten.ones", "aten.bincount", "aten.unbind",
 }  # fmt: skip
+_BASIC_OPS = set[Any]()  # found to have no decomposition
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula = self._formulas.get(func.overloadpacket)
-        if formula is None:
+        if formula is None and func not in _BASIC_OPS:
             with self:
                 out = func.decompose(*args, **kwargs)  # in inference mode a linear layer is one operation
             if out is not NotImplemented:
                 return out
+            _BASIC_OPS.add(func)  # whether there is a decomposition depends on the operation alone
         out = func(*args, **kwargs)
         if formula is not None:
             self.total += formula(*args, **kwargs, out_val=out)
@@ -85,18 +87,21 @@ def _elements(value: Any) -> int:
     return 0
 
 
-def count(model: Predecoder, n_detectors: int) -> ModelCost:
+def count(model: Predecoder, n_detectors: int, *, full_shot_only: bool = False) -> ModelCost:
     """Count the cost of one shot: the maximum over an empty, a dense and a full shot, since cost may depend on events.
 
     Args:
         model: The predecoder.
         n_detectors: Number of detectors.
+        full_shot_only: Count that of a full shot alone, in a third of the time; exact for modules of this package.
     """
     was_training = model.training
     model.eval()
-    dense = (torch.arange(n_detectors) % 3 == 0).float()
+    shots = [torch.ones(n_detectors)]
+    if not full_shot_only:
+        shots += [torch.zeros(n_detectors), (torch.arange(n_detectors) % 3 == 0).float()]
     try:
-        flops = [_shot_flops(model, shot[None]) for shot in (torch.zeros(n_detectors), dense, torch.ones(n_detectors))]
+        flops = [_shot_flops(model, shot[None]) for shot in shots]
     finally:
         model.train(was_training)
     stored = sum(value.numel() for value in model.state_dict().values())

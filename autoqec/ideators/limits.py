@@ -12,6 +12,7 @@ from autoqec.contracts.env import Constraints, EnvSpec
 from autoqec.errors import AutoqecError
 
 _LIMITS = (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syndrome"))
+_NOT_OF_THE_NETWORK = ("training", "gate")  # keys of a config
 
 
 def exceeded_limits(cost: Mapping[str, int], constraints: Constraints | None) -> list[str]:
@@ -32,26 +33,29 @@ def exceeded_limits(cost: Mapping[str, int], constraints: Constraints | None) ->
 def within_limits(config: dict[str, Any], env: EnvSpec | None) -> bool:
     """Return whether the network of a config, as the installed modules build it, is within the env's limits.
 
-    A config that they cannot build is not judged here: code of a branch may build it.
+    A config that they cannot build is not judged here: code of a branch may build it. Configs that differ in training
+    or gate alone are counted once.
     """
     if env is None:
         return True
     try:
-        return not exceeded_limits(_cost(canonical_json(env.dump()), canonical_json(config)), env.constraints)
+        network = {key: value for key, value in config.items() if key not in _NOT_OF_THE_NETWORK}
+        return not exceeded_limits(_cost(canonical_json(env.dump()), canonical_json(network)), env.constraints)
     except (AutoqecError, ValueError):
         return True
 
 
 @lru_cache(maxsize=4096)
-def _cost(env_text: str, config_text: str) -> dict[str, int]:
-    """Return {n_params, flops_per_syndrome} of a config on an env, both as JSON."""
+def _cost(env_text: str, network_text: str) -> dict[str, int]:
+    """Return {n_params, flops_per_syndrome} of a network on an env, both as JSON."""
     import json
 
     from autoqec.decoders.dsl_compiler import compile_predecoder
     from autoqec.decoders.flops import count
 
     problem = _problem(env_text)
-    cost = count(compile_predecoder(parse_dsl(json.loads(config_text)), problem, seed=0), problem.n_detectors)
+    model = compile_predecoder(parse_dsl(json.loads(network_text)), problem, seed=0)
+    cost = count(model, problem.n_detectors, full_shot_only=True)
     return {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}
 
 

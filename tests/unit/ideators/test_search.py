@@ -11,16 +11,19 @@ from typing import Any
 import optuna
 import pytest
 
-from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.env import Constraints, FileNoise, StimFileCode, StimGeneratorCode
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.views import IdeatorView
+from autoqec.decoders import flops
+from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.ideators import evolve, moves, space, tpe
 from autoqec.ideators import random as uniform
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.limits import within_limits
 from autoqec.ideators.search_state import SearchState
+from autoqec.qec.problem import Problem
 from autoqec.store.files import load_env
 from tests.support.envs import surface
 from tests.support.role_views import ideator_view
@@ -303,6 +306,31 @@ def test_rounds_without_a_gate_inform_the_search_for_one() -> None:
     params = SearchState.read(view([row(1, ungated)])).params_of(ungated)
     assert params is not None and "gate" not in params
     assert "gate" in next(tpe.suggestions(SearchState.read(view([row(1, ungated)]))))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_full_shot_has_the_cost_that_a_round_is_refused_for(family: str) -> None:
+    problem = Problem.from_env(surface(3))
+    model = compile_predecoder(parse_dsl({"type": family, family: {}}), problem, seed=0)
+    assert flops.count(model, problem.n_detectors, full_shot_only=True) == flops.count(model, problem.n_detectors)
+
+
+def test_network_is_counted_once_whatever_its_training_and_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, count = list[object](), flops.count
+
+    def counting(model: Any, *arguments: Any, **named: Any) -> Any:
+        counted.append(model)
+        return count(model, *arguments, **named)
+
+    monkeypatch.setattr(flops, "count", counting)
+    env = surface(3).model_copy(update={"constraints": Constraints(max_params=20_001)})
+    faster = {**BASELINE["training"], "lr": 0.0123}
+    wider = {**BASELINE[BASELINE["type"]], "hidden": 7}
+    for config in (BASELINE, BASELINE | {"training": faster}, BASELINE | {"gate": 7.5}):
+        within_limits(config, env)
+    assert len(counted) == 1
+    within_limits(BASELINE | {BASELINE["type"]: wider}, env)
+    assert len(counted) == 2
 
 
 @pytest.mark.parametrize("propose", [*SEARCH_STRATEGIES, pytest.param(evolve.propose, id="evolve")])
