@@ -19,7 +19,7 @@ from autoqec.runner import job
 from autoqec.runner.pointer import write_round_pointer
 from autoqec.store import atomic, files
 from autoqec.store.round_layout import RoundLayout
-from autoqec.system import slurm
+from autoqec.system import slurm_job
 
 
 def sleep_of(number: int, range_s: tuple[float, float]) -> float:
@@ -43,7 +43,7 @@ def work_batch(
 
 
 def _run_round(config: RunnerConfig, *, range_s: tuple[float, float], measured: str, **_: Any) -> RoundMetrics:
-    line = f"{config.round_idx} {config.round_attempt_id} {slurm.own_job_id()}\n"
+    line = f"{config.round_idx} {config.round_attempt_id} {slurm_job.own_job_id()}\n"
     fd = os.open(measured, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(fd, line.encode())
     os.close(fd)

@@ -26,7 +26,7 @@ from autoqec.reporting import job_chain
 from autoqec.store import run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.system import run_lock, slurm
+from autoqec.system import run_lock, slurm, slurm_job
 from autoqec.system.slurm_script import any_alive, is_cancelled
 
 MAX_WITHOUT_PROGRESS = 5  # consecutive jobs that end early and finish no round; more would fail in the same way
@@ -87,7 +87,7 @@ def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime]
     """
     last = _unended_chain(layout, number)
     successor_id = last.successor_id if number == last.number else None  # of a job that was requeued
-    state = DetachedRun(number=number, job_id=slurm.own_job_id(), successor_id=successor_id, began=last.began)
+    state = DetachedRun(number=number, job_id=slurm_job.own_job_id(), successor_id=successor_id, began=last.began)
     try:
         settings = _settings(layout)
         # Before anything is written, so that the chain survives a full disk; each job that could not record its start

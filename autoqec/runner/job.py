@@ -20,7 +20,7 @@ from autoqec.errors import AutoqecError
 from autoqec.runner import runner
 from autoqec.store import atomic
 from autoqec.store.round_layout import RoundLayout
-from autoqec.system import machine, sandbox, slurm
+from autoqec.system import machine, sandbox, slurm, slurm_job
 
 
 class RoundTimeLimitError(Exception):
@@ -62,7 +62,7 @@ def work(round_dir: str, number: int) -> None:
     """
     layout = RoundLayout(Path(round_dir), number)
     order = read_order(layout)
-    if order is None or not _claim(layout, slurm.own_job_id()):
+    if order is None or not _claim(layout, slurm_job.own_job_id()):
         return
     is_cancelled = _cancel_check(layout)
     if machine.code_sha256() != order.code_sha256:
@@ -88,7 +88,7 @@ def work(round_dir: str, number: int) -> None:
         # submitit raises its error from the signal that SLURM sends before it kills the job.
         if isinstance(error, RoundTimeLimitError | UncompletedJobError) and not is_cancelled():
             minutes = slurm.minutes(order.options["time"])
-            reason = f"SLURM job {slurm.own_job_id()}: time limit of {minutes} minutes reached"
+            reason = f"SLURM job {slurm_job.own_job_id()}: time limit of {minutes} minutes reached"
             runner.record_failed_round(order.config, "killed_by_safety", reason, "time limit")
         raise
 

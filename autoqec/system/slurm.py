@@ -24,6 +24,7 @@ from autoqec import optional
 from autoqec.errors import UsageError
 from autoqec.system.process import child
 from autoqec.system.slurm_commands import run_command, run_sbatch
+from autoqec.system.slurm_job import call_element
 
 # --slurm key -> submitit's name of it
 OPTION_NAMES = {
@@ -136,13 +137,6 @@ def sbatch_flags(options: Mapping[str, str]) -> list[str]:
     return [f"--{OPTION_NAMES[key].replace('_', '-')}={_value(key, value)}" for key, value in options.items()]
 
 
-def own_job_id() -> str:
-    """Return the id of the job that this process runs in; of an element of an array `JOB_INDEX`."""
-    if "SLURM_ARRAY_JOB_ID" in os.environ:
-        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    return os.environ["SLURM_JOB_ID"]
-
-
 def submit(
     work: Callable[..., None],
     arguments: Sequence[tuple[Any, ...]],
@@ -183,11 +177,6 @@ def submit(
     find_call = _FIND_CALL.format(folder=shlex.quote(str(folder.absolute())), uuid="?" * 32)
     executor.update_parameters(setup=[*exports, NODE_SCRATCH, find_call])
     return until_accepted(name, lambda: _submit_once(executor, work, arguments, options))
-
-
-def call_element(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
-    """Call `work`, in its job, with the arguments of the element that this process runs in."""
-    work(*arguments[int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))])
 
 
 def until_accepted(name: str, submit_once: Callable[[], list[str]]) -> list[str]:

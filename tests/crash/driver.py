@@ -4,7 +4,7 @@ Cases: `nominate` (every ok round is nominated for verification, otherwise none)
 `compose` and `conflict` (round 3 composes rounds 1 and 2, which changed different keys, or the same one), `outside`
 (an edit outside the editable modules), `unreadable` (a config file that is not YAML), `parallel` (two concurrent
 rounds), `search` (the default ideator), `slurm` (one job per round; `slurm=KEY=VALUE`: its options;
-`container=IMAGE`), `endless` (a network that sleeps).
+`container=IMAGE`), `endless` (a network that sleeps), `endless_second` (that of round 2 sleeps).
 """
 
 from __future__ import annotations
@@ -82,6 +82,10 @@ def endless(view: CoderView) -> CoderResponse:
     return response.model_copy(update={"edits": (*response.edits, edit)})
 
 
+def endless_second(view: CoderView) -> CoderResponse:
+    return endless(view) if view.hypothesis == "net 2" else literal(view)
+
+
 def literal(view: CoderView) -> CoderResponse:
     """Return the proposal unchanged, valid or not; the Runner must handle it."""
 
@@ -105,7 +109,7 @@ def main(
 ) -> int:
     """Start the run and return the exit status."""
     ideator = tpe.propose if "search" in cases else (lambda view: scripted(cases, view))
-    coders = {"outside": outside, "unreadable": unreadable, "endless": endless}
+    coders = {"outside": outside, "unreadable": unreadable, "endless": endless, "endless_second": endless_second}
     analyst = analyst or (nominate if "nominate" in cases else partial(nominate, verdict="ignore"))
     coder_of = next((coders[case] for case in coders if case in cases), literal)
     roles = Roles(ideator, coder=coder_of, analyst=interference.with_interference(analyst, cases))

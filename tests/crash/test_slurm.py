@@ -137,7 +137,8 @@ def test_concurrent_rounds_are_one_array_and_give_rows_in_round_order(workspace:
 
 @LONG
 def test_cancelled_element_of_an_array_fails_its_round_alone(workspace: Path, cluster: Cluster) -> None:
-    before, going = Before.of(workspace), RunningProcess(workspace, "parallel", rounds=3)
+    # SLURM waits a few seconds before it kills a cancelled job, in which a short round would end.
+    before, going = Before.of(workspace), RunningProcess(workspace, "parallel", "endless_second", rounds=3)
     numbers = [going.until_at_work(2), going.until_at_work(3)]
     cluster.ask("scancel", numbers[0])
     assert going.end() == "" and going.process.returncode == 0

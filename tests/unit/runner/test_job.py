@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from autoqec.runner import job, round_process
 from autoqec.store import atomic
 from autoqec.store.round_files import read_contract
 from autoqec.store.round_layout import RoundLayout
-from autoqec.system import machine, sandbox
+from autoqec.system import machine, sandbox, slurm_job
 
 from .conftest import SMALL, config_for
 
@@ -86,18 +87,23 @@ def test_requeued_job_keeps_a_finished_round(env_text: str, tmp_path: Path) -> N
 
 def cancel_at_first_tick(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -> list[int]:
     """Delete the order as soon as the child runs, which would take a minute; return the checks that were made."""
+    return at_ticks(monkeypatch, ["sleep", "60"], lambda: layout.job.unlink(missing_ok=True))
+
+
+def at_ticks(monkeypatch: pytest.MonkeyPatch, argv: list[str], do: Callable[[], None]) -> list[int]:
+    """Let the Runner's child be `argv`, and call `do` at each of its ticks; return the numbers of these."""
     real, seen = round_process.child.run, list[int]()
 
-    def run(argv: Any, *, on_tick: Any = None, **more: Any) -> Any:
+    def run(given: Any, *, on_tick: Any = None, **more: Any) -> Any:
         if on_tick is None:
-            return real(argv, **more)  # not the Runner's child
+            return real(given, **more)  # not the Runner's child
 
         def tick(seconds: float) -> None:
-            layout.job.unlink(missing_ok=True)
+            do()
             seen.append(len(seen))
             on_tick(seconds)
 
-        return real(["sleep", "60"], on_tick=tick, **more)
+        return real(argv, on_tick=tick, **more)
 
     monkeypatch.setattr(round_process.child, "run", run)
     return seen
@@ -111,6 +117,23 @@ def test_order_cancelled_during_the_round_leaves_no_result(
     ticks = cancel_at_first_tick(monkeypatch, layout)
     assert measured(layout) is None and len(ticks) == 1, "at its first look, long before the child's end"
     assert sorted(path.name for path in layout.dir.iterdir()) == ["config.yaml", "job_claim"]
+
+
+def test_sigterm_of_slurm_ends_the_job_without_a_result(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reaches the child too, whose end is not a result; submitit alone would ignore it."""
+    config = config_for(env_text, tmp_path / "round_1", SMALL)
+    layout = ordered(env_text, tmp_path / "round_1", config=config)
+    at_ticks(monkeypatch, ["sh", "-c", "sleep 0.5; kill -TERM $$"], lambda: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(slurm_job, "KILL_WAIT_S", 0)
+    previous = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with suppress(slurm_job.JobTerminated):
+            slurm_job.call_element(job.work_batch, [([(str(layout.dir), 1)], 0.0)])
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert not layout.metrics.exists() and not layout.pointer.exists() and job.claiming_job_id(layout) == "7"
 
 
 def test_order_cancelled_as_the_child_ends_leaves_no_result(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from autoqec.errors import UsageError
-from autoqec.system import slurm
+from autoqec.system import slurm, slurm_job
 from tests.support.clusters import Cluster, fake_slurm
 
 
@@ -47,10 +47,10 @@ def test_elements_of_an_array_are_found_by_name_and_index(cluster: Cluster) -> N
 
 def test_own_job_id_names_the_element(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert slurm.own_job_id() == "12"
+    assert slurm_job.own_job_id() == "12"
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "11")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    assert slurm.own_job_id() == "11_3"
+    assert slurm_job.own_job_id() == "11_3"
 
 
 def test_several_arguments_become_one_array(cluster: Cluster, tmp_path: Path) -> None:
