@@ -48,10 +48,14 @@ def parameters() -> list[tuple[str, dict[str, Any], str, float, float | None]]:
     ]
     bicycle = [("bb72", "depol", 0.002), ("bb72", "depol", 0.003), ("bb72", "si1000", 0.001), ("bb72", "si1000", 0.002)]
     bicycle += [("bb144", "depol", 0.003), ("bb144", "si1000", 0.002)]
-    return found + [
+    found += [
         (name, {"kind": "bivariate_bicycle", "basis": "z", **BICYCLES[name]}, noise, p, None)
         for name, noise, p in bicycle
     ]
+    longer = ((5, 15), (5, 50), (7, 21), (7, 70))  # three and ten times as many rounds as the distance
+    found += [(f"surface_d{d}_z_r{r}", stim_code(z, d, r), "depol", 0.005, None) for d, r in longer]
+    found += [(f"surface_d{d}_z", stim_code(z, d), "depol", p, None) for d, p in ((9, 0.003), (13, 0.005))]
+    return found + [(f"surface_d{d}_z", stim_code(z, d), "si1000", 0.002, None) for d in (3, 5, 7, 9)]
 
 
 def circuits() -> list[BoardCircuit]:
