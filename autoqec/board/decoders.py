@@ -118,7 +118,8 @@ def fits(decoder: BoardDecoder, circuit: BoardCircuit) -> bool:
 
     Translation-invariant weights also decode the other distances and numbers of rounds of their code, whether the
     family that they were verified on has them or not. gnn-decoders recognizes its circuits by their number of
-    detectors, which others share. Whether a circuit from a file is the one of a round is known once it is decoded.
+    detectors, which others share. Whether a circuit from a file is the one of a round, or of the code of translation-
+    invariant weights, is known once it is decoded.
     """
     code = circuit.code
     if decoder.source == BUILTIN_SOURCE and decoder.name == GNN:
@@ -132,7 +133,7 @@ def fits(decoder: BoardDecoder, circuit: BoardCircuit) -> bool:
     if trained is None:
         return _run_of(decoder) is None
     if code is None:
-        return _run_of(decoder) is not None
+        return _run_of(decoder) is not None or trained.translation_invariant
     if trained.env.noise.model != circuit.noise:
         return False
     if trained.translation_invariant and isinstance(trained.env.code, StimGeneratorCode):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
+import stim
 
 from autoqec.board import builtin
-from autoqec.board.circuits import generate, load_circuits
+from autoqec.board.circuits import add_circuit, generate, load_circuits
 from autoqec.board.decoders import BUILTIN, GNN, fits, load_decoders
 from autoqec.board.measure import Plan, measure_cells
 from autoqec.board.results import read_measurements
@@ -57,6 +59,32 @@ def test_trained_network_applies_only_to_the_circuits_that_it_was_trained_on(boa
         "surface_d5_z_depol_p0.005", "surface_d7_z_depol_p0.003", "surface_d7_z_depol_p0.005",
     }  # fmt: skip
     assert not fits(decoder, BoardCircuit(name="mine", sha256="a" * 64, rounds=3))
+
+
+@pytest.mark.parametrize(("name", "invariant"), [("surface_family", True), ("surface_d3_z", False)])
+def test_translation_invariant_models_apply_to_circuits_from_files(
+    name: str, invariant: bool, board: BoardLayout, tmp_path: Path
+) -> None:
+    """Whether it is a circuit of their code shows when they decode it."""
+    decoder = load_decoders(board)[f"autoqec:{name}"]
+    circuits = {
+        "mine": stim.Circuit.generated(
+            "surface_code:rotated_memory_z", distance=3, rounds=5, after_clifford_depolarization=0.005
+        ),
+        "other": stim.Circuit.generated(
+            "repetition_code:memory", distance=3, rounds=3, before_round_data_depolarization=0.05
+        ),
+    }
+    for key, each in circuits.items():
+        each.to_file(tmp_path / f"{key}.stim")
+        spec = add_circuit(tmp_path / f"{key}.stim", board, name=None, rounds=None)
+        assert fits(decoder, spec) == invariant
+        if invariant:
+            measure_cells(board, [(spec, decoder)], Plan(1000))
+    if invariant:
+        mine, other = read_measurements(board.results)
+        assert mine.status == "ok" and sum(mine.failures) < 20
+        assert other.status == "error" and "no class of edges" in (other.message or "")
 
 
 @pytest.mark.skipif(find_spec("gnn_decoders") is None, reason="install: pip install gnn-decoders")
