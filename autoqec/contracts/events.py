@@ -62,7 +62,7 @@ class RunStopped(Event):
 
 
 class ShotsRead(Event):
-    """Progress of reading recorded shots: they are hashed, checked against their model, or copied for the rounds."""
+    """Progress of reading recorded shots: hashed, compared with their model, copied, decoded, or skipped."""
 
     frequent: ClassVar[bool] = True
 

@@ -26,7 +26,7 @@ from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.block_test import BlockCounts
 from autoqec.qec.recorded.env import open_checked
-from autoqec.qec.recorded.progress import Reading, as_events
+from autoqec.qec.recorded.progress import SILENT, Reading, as_events
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import Span, Split, read_span
 from autoqec.qec.sampling import Shots, pack
@@ -52,6 +52,7 @@ class SealedStream(ShotStream):
     span: Span = (0, 0)
     block_shots: int = 1
     part_shots: int | None = None
+    reading: Reading = SILENT
 
     def chunks(self, problem: Problem, purpose: str, shots: int) -> Iterator[Shots]:
         """Read the blocks of the span for `SEALED`, long blocks in parts; else see `ShotStream.chunks`."""
@@ -59,7 +60,7 @@ class SealedStream(ShotStream):
             yield from super().chunks(problem, purpose, shots)
             return
         assert self.recorded is not None
-        parts = read_span(self.recorded, self.counts, self.span, self.block_shots, self.part_shots)
+        parts = read_span(self.recorded, self.counts, self.span, self.block_shots, self.part_shots, self.reading)
         index, read, content, flips = self.span[0] // self.block_shots, 0, hashlib.sha256(), bytearray()
         for part in parts:
             content.update(part.detection_events.tobytes())
@@ -119,17 +120,19 @@ class RecordedSession(VerificationSession):
         self.span = self.split.part(request.attempt_index)
         self.counts: dict[str, BlockCounts] = {}
         if self.span is not None:
+            reading = Reading(as_events(on_event))
             self.shot_stream = SealedStream(
                 request.secret,
                 frozen.sha256,
                 self.env.seed_policy.holdout,
                 request.shot_cache,
                 # A verdict relies on no saved hash: every file is hashed from its start.
-                recorded=open_checked(self.env, _directory(request.round.dir), reading=Reading(as_events(on_event))),
+                recorded=open_checked(self.env, _directory(request.round.dir), reading=reading),
                 counts=code.manifest.shots,
                 span=self.span,
                 block_shots=code.block_shots,
                 part_shots=request.part_shots,
+                reading=reading,
             )
 
     def run(self) -> Evidence:

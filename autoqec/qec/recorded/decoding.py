@@ -17,11 +17,12 @@ from autoqec.qec.recorded.split import Span
 from autoqec.qec.sampling import Shots
 from autoqec.qec.stats import error_mask
 
+SKIPPING = "skipping shots that are not decoded"
 SAVED_SHOTS = 1 << 16  # decoded between two saves
 
 
 def wrong_shots(
-    recorded: RecordedShots, decoders: Mapping[str, Backend], skip: int = 0
+    recorded: RecordedShots, decoders: Mapping[str, Backend], skip: int = 0, reading: Reading = SILENT
 ) -> Iterator[dict[str, np.ndarray]]:
     """Decode the shots of all blocks in their order, chunk by chunk.
 
@@ -29,6 +30,7 @@ def wrong_shots(
         recorded: The shots.
         decoders: Decoders by name. Predictions of other decoders that every block names are scored too.
         skip: Shots at the start that are not decoded.
+        reading: Reports how many of them were read.
 
     Yields:
         For each decoder bool [n], the shots that it predicts wrongly.
@@ -36,12 +38,13 @@ def wrong_shots(
     Raises:
         UsageError: A file is not readable, or predictions have another number of shots.
     """
-    blocks = recorded.layout.blocks
+    blocks, to_skip = recorded.layout.blocks, skip
     others = [name for name in blocks[0].predictions if all(name in block.predictions for block in blocks)]
     for block in blocks:
         for shots, predicted in _with_predictions(recorded, block, [name for name in others if name not in decoders]):
             start, skip = min(skip, len(shots)), max(skip - len(shots), 0)
             if start == len(shots):
+                reading.report(SKIPPING, to_skip - skip, to_skip)
                 continue
             events, flips = shots.detection_events[start:], shots.observables[start:]
             wrong = {name: error_mask(decoder.decode(events), flips) for name, decoder in decoders.items()}
@@ -103,7 +106,7 @@ def compare(
     inputs |= {"layout": recorded.layout.dump(), "names": [*decoders], "reference": reference}
     saved = reading.saved("decoding", sources, skip=skip, size=size, **inputs)
     saved_shots = errors.load(saved)
-    for wrong in wrong_shots(recorded, decoders, skip + saved_shots):
+    for wrong in wrong_shots(recorded, decoders, skip + saved_shots, reading):
         errors.add(wrong)
         reading.report("decoding", errors.shots, total - skip)
         if errors.shots - saved_shots >= max(SAVED_SHOTS, len(errors)):

@@ -24,6 +24,7 @@ from autoqec.store import atomic
 MIN_PART_BLOCKS = 10  # with fewer blocks not even a perfect candidate reaches the level of the last part
 EVENTS, OBSERVABLES = "detection_events.b8", "observables.b8"
 PARTS = ("train", "validation")
+SKIPPING = "skipping shots of other parts"
 
 Span = tuple[int, int]  # first shot, and the shot after the last
 
@@ -85,7 +86,12 @@ class Split:
 
 
 def read_span(
-    recorded: RecordedShots, counts: Sequence[int], span: Span, size: int, part: int | None = None
+    recorded: RecordedShots,
+    counts: Sequence[int],
+    span: Span,
+    size: int,
+    part: int | None = None,
+    reading: Reading = SILENT,
 ) -> Iterator[Shots]:
     """Read the shots of a span in items of equal size, in their order; files that end before it are not opened.
 
@@ -95,6 +101,7 @@ def read_span(
         span: The shots to read, counted over all files.
         size: Shots per item; a shorter rest is left out.
         part: Shots that are held and yielded at a time, so that memory does not depend on `size`; None for whole items.
+        reading: Reports the reading of files before and after the span; both are read to count their shots.
 
     Yields:
         The items, each in parts of `part` shots and a shorter last one.
@@ -106,7 +113,7 @@ def read_span(
     sizes = itertools.cycle([part] * (size // part) + [size % part] * (size % part > 0))
     span = span[0], span[0] + (span[1] - span[0]) // size * size
     held, needed = [], next(sizes)
-    for shots in _shots_of(recorded, counts, span):
+    for shots in _shots_of(recorded, counts, span, reading):
         held.append(shots)
         if sum(map(len, held)) < needed:
             continue
@@ -118,16 +125,20 @@ def read_span(
         held = [Shots(joined.detection_events[start:], joined.observables[start:])]
 
 
-def _shots_of(recorded: RecordedShots, counts: Sequence[int], span: Span) -> Iterator[Shots]:
+def _shots_of(recorded: RecordedShots, counts: Sequence[int], span: Span, reading: Reading) -> Iterator[Shots]:
     """Read the shots of a span, chunk by chunk; see `read_span`."""
     start = 0
     for block, count in zip(recorded.layout.blocks, counts, strict=True):
         if start < span[1] and start + count > span[0]:
-            position = start
+            position, others = start, max(span[0] - start, 0) + max(start + count - span[1], 0)
+            skipped = 0
             for chunk in recorded.chunks(block):
                 low, high = (min(max(edge - position, 0), len(chunk)) for edge in span)
                 position += len(chunk)
-                if low < high:
+                skipped += len(chunk) - (high - low)
+                if low == high:
+                    reading.report(SKIPPING, skipped, others)
+                else:
                     yield Shots(chunk.detection_events[low:high], chunk.observables[low:high])
             if position != start + count:
                 name = block.detection_events or block.measurements
@@ -153,7 +164,7 @@ def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: P
             (part / EVENTS).open("wb") as events,
             (part / OBSERVABLES).open("wb") as flips,
         ):
-            parts = read_span(recorded, counts, span, split.block_shots, CHUNK)
+            parts = read_span(recorded, counts, span, split.block_shots, CHUNK, reading)
             for shots in reading.watch(f"copying {name} shots", parts, span[1] - span[0], len):
                 events.write(np.ascontiguousarray(shots.detection_events).tobytes())
                 flips.write(pack(shots.observables).tobytes())

@@ -15,6 +15,7 @@ from torch import nn
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.events import Event, ShotsRead
 from autoqec.contracts.job import VerificationOrder
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.decoders import checkpoint
@@ -209,8 +210,15 @@ def test_failure_within_a_block_is_counted(
     assert found.verdict == "FAILED" and found.test is not None and found.test.counts.shots == 48
 
 
-def test_each_candidate_spends_blocks_of_its_own(recorded: tuple[EnvSpec, Path], weights: Path) -> None:
-    second = verifier.run_verification(build(recorded, weights, attempt_index=2))
+def test_each_candidate_spends_blocks_of_its_own(
+    recorded: tuple[EnvSpec, Path], weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While shots of other candidates are skipped, the verifier says so."""
+    monkeypatch.setattr(shots_module, "CHUNK", 500)
+    events: list[Event] = []
+    second = verifier.run_verification(build(recorded, weights, attempt_index=2), on_event=events.append)
+    skipped = [event for event in events if isinstance(event, ShotsRead) and event.what.startswith("skipping")]
+    assert [(event.done, event.total) for event in skipped] == [(500, 2100), (1000, 2100), (1500, 2100), (2000, 2100)]
     assert second.recorded is not None and (second.recorded.first_block, second.recorded.blocks_left) == (56, 0)
     third = verifier.run_verification(build(recorded, weights, attempt_index=3))
     assert third.verdict == "INCONCLUSIVE" and third.test is None and "no evidence is left" in third.reasons[0]

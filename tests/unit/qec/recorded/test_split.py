@@ -9,14 +9,17 @@ import pytest
 
 from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.errors import UsageError
+from autoqec.qec.backends import make_backend
 from autoqec.qec.recorded import shots as shots_module
 from autoqec.qec.recorded import split as split_module
+from autoqec.qec.recorded.decoding import compare
 from autoqec.qec.recorded.env import open_checked
 from autoqec.qec.recorded.progress import Reading
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import EVENTS, OBSERVABLES, Split, VisibleShots, read_span, write_visible
 from autoqec.qec.sampling import Shots
 from autoqec.store.files import load_env
+from tests.support.envs import problem
 from tests.support.memory import little_memory
 from tests.support.recorded import note_chunks, recorded_env
 
@@ -67,6 +70,35 @@ def test_items_are_read_in_parts_that_do_not_grow_with_them(
     assert [len(part) for part in read] == 2 * [300, 300, 300, 300, 200]
     events = np.concatenate([part.detection_events for part in read])
     assert (events == everything.detection_events[:2800]).all()
+
+
+def test_shots_around_a_span_are_reported_while_they_are_skipped(
+    opened: tuple[RecordedShotsCode, RecordedShots, Shots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All shots of a file are read, to count them; a candidate's part of a large file may be its last hundredth."""
+    _, recorded, _ = opened
+    monkeypatch.setattr(shots_module, "CHUNK", 500)
+    seen: list[tuple[str, int, int | None]] = []
+    reading = Reading(lambda what, done, total: seen.append((what, done, total)))
+    assert len(list(read_span(recorded, (3500, 3500), (5100, 5700), 100, reading=reading))) == 6
+    assert {what for what, _, _ in seen} == {"skipping shots of other parts"}
+    assert [done for _, done, _ in seen] == [500, 1000, 1500, 2400, 2900] and {total for *_, total in seen} == {2900}
+    seen.clear()
+    list(read_span(recorded, (3500, 3500), (0, 7000), 100, reading=reading))
+    assert seen == []
+
+
+def test_shots_that_are_not_decoded_are_reported(
+    opened: tuple[RecordedShotsCode, RecordedShots, Shots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shots_module, "CHUNK", 500)
+    seen: list[tuple[str, int, int | None]] = []
+    reading = Reading(lambda what, done, total: seen.append((what, done, total)))
+    decoders = {"mwpm": make_backend("mwpm", problem(3))}
+    compare(opened[1], decoders, "mwpm", (6200, 7000), 100, reading)
+    skipped = [done for what, done, total in seen if what == "skipping shots that are not decoded" and total == 6200]
+    assert skipped[:2] == [500, 1000] and skipped[-1] == 6000
+    assert [done for what, done, _ in seen if what == "decoding"] == [300, 800]
 
 
 def test_copies_are_written_in_parts(
