@@ -121,7 +121,7 @@ def command(
             latency = _measure_latency(out, decoding, first_shots(again, latency_shots))
     unknown = decoding.n_unknown_edges
     suffix = f"; {unknown} edges unknown to the network kept the priors of the model" if unknown else ""
-    out.say(f"{target}: {n} shots decoded, {pluralize(problem.n_observables, 'observable')} each{suffix}")
+    out.say(f"{target}: {pluralize(n, 'shot')} decoded, {pluralize(problem.n_observables, 'observable')} each{suffix}")
     figures = {"shots": n, "env": loaded.env.name, "unknown_edges": unknown, "verified": loaded.verified}
     figures |= {"mismatches": mismatches}
     out.emit({"out": str(target), **figures, **({} if latency is None else {"latency": latency})})
@@ -218,7 +218,9 @@ def _measure_latency(out: Output, decoding: CheckpointDecoder, detection_events:
 
 
 def _check_target(shots: Path, target: Path) -> None:
-    if target.is_dir() or not target.parent.is_dir():
+    if target.is_dir():
+        raise UsageError("is a directory", location=str(target), hint=f"name a file in it: --out {target / 'out.b8'}")
+    if not target.parent.is_dir():
         raise UsageError(
             "is not a file in an existing directory",
             location=str(target),

@@ -214,6 +214,13 @@ def test_shots_of_the_circuit_of_a_model_give_no_warning(
         assert json.loads(shown.out)["mismatches"] == [] and "warning" not in shown.err
 
 
+def test_one_shot_is_one_shot(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
+    place, _ = made
+    (place / "one.b8").write_bytes(bytes(3))
+    assert decode(place, out="one.01", shots="one.b8") == 0
+    assert "one.01: 1 shot decoded, 1 observable each" in capsys.readouterr().out
+
+
 def test_too_few_shots_are_not_said_to_fit(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
     place, _ = made
     shots = sample(Problem.from_env(surface(3)), 100, 0)
@@ -318,6 +325,7 @@ def test_late_error_keeps_existing_output(
     [
         ("none", "x", "cannot be read"),
         ("shots.b8", "no/x", "not a file"),
+        ("shots.b8", ".", "is a directory"),
         ("shots.b8", "shots.b8", "is the input file"),
     ],
 )
