@@ -10,6 +10,7 @@ from functools import partial
 
 from autoqec.contracts.events import Event, OnEvent, RoundStarted, RunStopped
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
 from autoqec.orchestrator.executors.local import (
@@ -144,9 +145,16 @@ def _run_until(
             else:
                 pending.append((started, executor.submit(runner_config(run, started), emit)))
         elif pending:
-            row, killed = _record_oldest(run, pending, executor, emit)
-            recorded.append(row)
-            failures = failures + 1 if killed else 0
+
+            def may_start(failures: int = failures) -> bool:
+                return stop(len(pending), failures) is None and len(pending) < executor.capacity
+
+            waiting = partial(pending[0][1].wait, may_start, is_last=stop_reason is not None)
+            outcome = _record_oldest(run, pending, waiting, executor, emit)
+            if outcome is not None:
+                row, killed = outcome
+                recorded.append(row)
+                failures = failures + 1 if killed else 0
         else:
             return str(stop_reason)
 
@@ -177,12 +185,21 @@ def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Itera
 
 
 def _record_oldest(
-    run: Run, pending: deque[tuple[StartedRound, RoundFuture]], executor: Executor, emit: OnEvent
-) -> tuple[HistoryRow, bool]:
-    """Wait for the round that started first and record it; return its row and whether the machine killed it."""
-    started, future = pending[0]
+    run: Run,
+    pending: deque[tuple[StartedRound, RoundFuture]],
+    wait: Callable[[], RoundMetrics | None],
+    executor: Executor,
+    emit: OnEvent,
+) -> tuple[HistoryRow, bool] | None:
+    """Wait for the round that started first and record it; return its row and whether the machine killed it.
+
+    None: `wait` returned without metrics, since a further round may start first.
+    """
+    started, _ = pending[0]
     try:
-        metrics = future.result()
+        metrics = wait()
+        if metrics is None:
+            return None
     except NotStartedError as reason:
         pending.popleft()
         return reject_round(run, started, f"not measured, it was waiting for a free slot: {reason}", emit), False

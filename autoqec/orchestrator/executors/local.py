@@ -28,6 +28,15 @@ class RoundFuture(Protocol):
         """Wait for the measurement and return its result; raises what the measurement raised."""
         ...
 
+    def wait(self, may_start: Callable[[], bool], *, is_last: bool) -> RoundMetrics | None:
+        """Wait as `result`; where `capacity` may grow meanwhile, return None once a further round may start.
+
+        Args:
+            may_start: Whether a further round may start.
+            is_last: Whether no further round will start.
+        """
+        ...
+
     def cancel(self) -> None:
         """Cancel the measurement if it would outlive this process."""
         ...
@@ -80,6 +89,9 @@ class _LazyFuture:
     def result(self) -> RoundMetrics:
         return self._work()
 
+    def wait(self, may_start: Callable[[], bool], *, is_last: bool) -> RoundMetrics:
+        return self.result()
+
     def cancel(self) -> None:
         pass
 
@@ -117,6 +129,9 @@ class _ThreadFuture:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
+
+    def wait(self, may_start: Callable[[], bool], *, is_last: bool) -> RoundMetrics:
+        return self.result()
 
     def cancel(self) -> None:
         pass

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from autoqec.verification.request import VerifyRequest
 
 MAX_ARRAY = 500  # elements; clusters allow 1,001 unless configured otherwise
-ARRAY_WAIT_S = 5.0  # that the first of several rounds waits for the proposals of further ones
+ARRAY_WAIT_S = 2.0  # that the first of several rounds waits for the proposals of further ones
+BATCH_WAIT = 1 / 20  # of `batch_below_s`, likewise for a batch: in this time a slot may be empty
 POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # SLURM less often, since all users share its controller
+SUBMIT_EVERY_S = 1.0  # at least, while the run waits: rounds for slots that get free within a second share an array
 AHEAD = 1 / 8  # rounds per slot that wait for a free one; each is one that the next proposal does not know
 FILE_LAG_S = 10.0  # after a job ended, until files that its node wrote are visible here
 MARGIN_MIN, MARGIN_GB = 15, 1.0  # so that the round's own limits apply before those of the job
@@ -51,7 +53,8 @@ class SlurmExecutor:
     """Measures rounds in up to `slots` SLURM jobs at once.
 
     Rounds that are predicted to be shorter than `batch_below_s` share a job, up to that duration together. They wait
-    until their number is complete, or until the run waits for a result and may have another job.
+    until their number is complete, for `BATCH_WAIT` of that duration, or until the run waits for a result; then those
+    that are ready share the free slots, since an empty slot costs more than a further job.
 
     Args:
         slots: Jobs at once.
@@ -86,7 +89,8 @@ class SlurmExecutor:
         self.poll_files_s, self.poll_slurm_s, self.file_lag_s = poll_files_s, poll_slurm_s, file_lag_s
         self.active: list[SlurmRoundFuture] = []  # in the order of their rounds
         self.ready: list[SlurmRoundFuture] = []  # those that are not submitted
-        self._ready_since = self._flushed_at = 0.0
+        self._ready_since = self._submitted_at = 0.0
+        self._unanswered_at = float("-inf")  # when SLURM did not say which rounds have a job
 
     @property
     def capacity(self) -> int:
@@ -99,7 +103,7 @@ class SlurmExecutor:
         size = self._batch_size()
         if not self.active or self.slots == 1 or self.active[0].is_complete():
             return self.slots * size
-        wanted = (self.slots + math.ceil(self.slots * AHEAD)) * size + sum(one.is_complete() for one in self.active)
+        wanted = (self.slots + math.ceil(self.slots * AHEAD)) * size + sum(one.complete for one in self.active)
         return min(wanted, 2 * self.slots * size)
 
     def _batch_size(self) -> int:
@@ -107,9 +111,10 @@ class SlurmExecutor:
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> SlurmRoundFuture:
         """Write the order of a round. Its job is submitted by `flush`, together with those of further rounds."""
+        self._look_at_jobs()
         waited_s = time.monotonic() - self._ready_since
         if self.ready and waited_s >= ARRAY_WAIT_S:
-            self.flush(partial=waited_s >= self._batch_below_s)
+            self.flush(partial=waited_s >= BATCH_WAIT * self._batch_below_s)
         options = fill_job_options(self.options, profile_of(config.profile, config.scale), config.threads)
         if self.image is not None:
             config = config.model_copy(update={"container": self.image.sha256})
@@ -134,49 +139,58 @@ class SlurmExecutor:
         self.ready.append(future)
         self.ready.sort(key=lambda one: one.layout.round)
 
-    def flush(self, *, partial: bool = False, awaited: SlurmRoundFuture | None = None) -> None:
+    def flush(self, *, partial: bool = False, awaited: SlurmRoundFuture | None = None, is_last: bool = False) -> None:
         """Submit the rounds that are ready, while there are less than `slots` jobs; not if the run is to end.
 
         A refusal is raised by `result` of each of them.
 
         Args:
-            partial: Also submit a batch that is not complete.
+            partial: Also submit batches that are not complete.
             awaited: The round for whose result the run waits; once it is complete, a further round will be ready.
+            is_last: Whether no further round will be ready.
         """
-        self._flushed_at = time.monotonic()
         if not self._find_jobs_of_ready() or self.stop_reason() is not None:
             return
-        while self.ready and (elements := self._next_elements(partial, awaited)):
+        while self.ready and (elements := self._next_elements(partial, awaited, is_last)):
             self.ready = [future for future in self.ready if not any(future in element for element in elements)]
             options, is_batch = elements[0][0].order.options, any(len(element) > 1 for element in elements)
             below_s = self._batch_below_s if is_batch else 0.0
+            self._submitted_at = time.monotonic()
             enqueue(elements, batch_options(options, below_s), begin_within_s(below_s))
 
-    def _next_elements(self, partial: bool, awaited: SlurmRoundFuture | None) -> list[list[SlurmRoundFuture]]:
+    def _next_elements(
+        self, partial: bool, awaited: SlurmRoundFuture | None, is_last: bool
+    ) -> list[list[SlurmRoundFuture]]:
         """Return the rounds of each element of the next array, spread so that early rounds end first."""
         same = [future for future in self.ready if future.order.options == self.ready[0].order.options]
-        size = self._batch_size()
-        free_slots, count = self._free_slots(), len(same) // size
-        if partial and len(same) % size > 0 and not (awaited is not None and awaited.is_complete()):
-            count += 1
+        size, free_slots = self._batch_size(), self._free_slots()
+        if is_last:  # or a few slots would have all that is left
+            size = min(size, math.ceil(len(same) / self.slots))
+        count = len(same) // size
+        if partial and not (awaited is not None and awaited.is_complete()):
+            count = max(count, min(len(same), free_slots))
         count = min(count, free_slots, MAX_ARRAY)
         rounds = same[: count * size]
         return [rounds[index::count] for index in range(count)]
 
     def _free_slots(self) -> int:
-        others = [future for future in self.active if future not in self.ready and not future.is_complete()]
-        jobs = {(future.order.name, future.order.array_index) for future in others}
+        ready = set(self.ready)
+        jobs = {future.job_key for future in self.active if future not in ready and not future.complete}
         # The oldest round is awaited, and jobs of later ones may have ended without their files.
         awaited = bool(self.ready) and self.ready[0] is self.active[0]
         return max(self.slots - len(jobs), int(awaited))
 
     def _find_jobs_of_ready(self) -> bool:
         """Find out which rounds an earlier process submitted without noting it; return whether SLURM answers."""
-        for future in [future for future in self.ready if future.may_have_job]:
+        unknown = [future for future in self.ready if future.may_have_job]
+        if unknown and time.monotonic() - self._unanswered_at < self.poll_slurm_s:
+            return False
+        for future in unknown:
             try:
                 number = future.find_job()
             except ConnectionError as error:
                 future.report_state(slurm.Job("unreachable", why=str(error)))
+                self._unanswered_at = time.monotonic()
                 return False
             if number is None:
                 future.may_have_job = False
@@ -231,19 +245,28 @@ class SlurmExecutor:
         self.image.require_unchanged()
         return self.image.python(shared_with_jobs(round_dir), gpu="gpus" in options or "gres" in options)
 
-    def while_waiting(self, awaited: SlurmRoundFuture | None = None) -> None:
+    def while_waiting(self, awaited: SlurmRoundFuture | None = None, is_last: bool = False) -> None:
         """Forward the progress of all rounds in jobs, submit those that are ready if there is a free slot.
 
         Args:
             awaited: See `flush`.
+            is_last: See `flush`.
 
         Raises:
             JobsLeftError: `leave` says so.
         """
         if self.leave is not None and self.leave():
             raise JobsLeftError
-        if self.ready and time.monotonic() - self._flushed_at >= self.poll_slurm_s:
-            self.flush(partial=True, awaited=awaited)
+        self._look_at_jobs()
+        if self.ready and time.monotonic() - self._submitted_at >= min(SUBMIT_EVERY_S, self.poll_slurm_s):
+            self.flush(partial=True, awaited=awaited, is_last=is_last)
+
+    def _look_at_jobs(self) -> None:
+        """Forward progress, and note which rounds are complete.
+
+        A job measures its rounds in their order, so that only the first one that is not complete can have news.
+        """
+        ready, seen = set(self.ready), set[tuple[str, int | None]]()
         for future in self.active:
-            if future not in self.ready:
-                future.forward()
+            if not future.complete and future not in ready and future.job_key not in seen and not future.look():
+                seen.add(future.job_key)

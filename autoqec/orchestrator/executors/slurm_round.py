@@ -49,7 +49,7 @@ class RoundJobs(Protocol):
         """Submit the batches that are complete."""
         ...
 
-    def while_waiting(self, awaited: SlurmRoundFuture) -> None:
+    def while_waiting(self, awaited: SlurmRoundFuture, is_last: bool) -> None:
         """Do what is due while the run waits for a round."""
         ...
 
@@ -63,13 +63,18 @@ class RoundJobs(Protocol):
 
 
 class SlurmRoundFuture:
-    """A round that a SLURM job measures."""
+    """A round that a SLURM job measures.
+
+    Attributes:
+        complete: Whether `look` found the round complete.
+    """
 
     def __init__(self, executor: RoundJobs, order: JobOrder, on_event: OnEvent) -> None:
         self.executor, self.order, self._on_event = executor, order, on_event
         self.layout = RoundLayout(Path(order.config.round_dir), order.config.round_idx)
         self.refusal: UsageError | None = None
-        self.may_have_job = False
+        self.may_have_job = self.complete = False
+        self._last_query = float("-inf")
         self._last_event: JobReported | None = None
         self._events: EventForwarder | None = None
 
@@ -88,8 +93,23 @@ class SlurmRoundFuture:
             self.order = self.order.model_copy(update=placed)
             self.write()
 
+    @property
+    def job_key(self) -> tuple[str, int | None]:
+        """The job, or element of an array, that has the round."""
+        return self.order.name, self.order.array_index
+
     def result(self) -> RoundMetrics:
+        """Wait for the round and return its metrics; raises as `wait`."""
+        metrics = self.wait(lambda: False)
+        assert metrics is not None
+        return metrics
+
+    def wait(self, may_start: Callable[[], bool], *, is_last: bool = False) -> RoundMetrics | None:
         """Wait for the round and return its metrics; without complete files, the state of the job decides.
+
+        Args:
+            may_start: Called meanwhile; None is returned once it says that a further round may start.
+            is_last: Whether no further round will start.
 
         Raises:
             UsageError: SLURM rejected the job; its order is withdrawn.
@@ -97,19 +117,19 @@ class SlurmRoundFuture:
         """
         executor = self.executor
         executor.flush()
-        last_query = float("-inf")
         while (metrics := self._finished_metrics()) is None:
-            executor.while_waiting(self)
+            executor.while_waiting(self, is_last)
             if self.refusal is not None:
                 executor.active.remove(self)
                 raise self.refusal
             if self in executor.ready:
                 self._require_wanted()
-            elif time.monotonic() - last_query >= executor.poll_slurm_s:
+            elif time.monotonic() - self._last_query >= executor.poll_slurm_s:
                 job_status = self._query_job()
-                last_query = time.monotonic()
                 if job_status.life in ("ended", "gone") and (metrics := self._final_metrics(job_status)) is not None:
                     break
+            if may_start():
+                return None
             time.sleep(executor.poll_files_s)
         executor.active.remove(self)
         return metrics
@@ -154,14 +174,16 @@ class SlurmRoundFuture:
             self.layout.job.unlink(missing_ok=True)
         atomic.fsync_dir(self.layout.dir)
 
-    def forward(self) -> None:
-        """Forward the progress events of the round's child, if its files are visible on this machine."""
+    def look(self) -> bool:
+        """Forward the progress of the round's child, as far as visible here; return whether the round is complete."""
         from autoqec.runner.collect import EventForwarder
         from autoqec.runner.spec import SCRATCH_DIR
 
         if self._events is None:
             self._events = EventForwarder(self.layout.dir / SCRATCH_DIR / "out", self.layout.round, self._on_event)
         self._events.forward()
+        self.complete = self.is_complete()
+        return self.complete
 
     def is_complete(self) -> bool:
         """Return whether the round left all of its files; the last one is the pointer in the worktree."""
@@ -172,6 +194,7 @@ class SlurmRoundFuture:
         return read_contract(self.layout.metrics, RoundMetrics) if self.is_complete() else None
 
     def _query_job(self) -> slurm.Job:
+        self._last_query = time.monotonic()
         job_status = slurm.query_job(str(self.order.job_id))
         self.report_state(job_status)
         return job_status

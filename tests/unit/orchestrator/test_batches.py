@@ -100,6 +100,12 @@ def statuses(rows: list[HistoryRow]) -> list[tuple[int, str]]:
     return [(row.round, row.status) for row in rows]
 
 
+class Stub(SimpleNamespace):
+    """A round of which an executor needs these attributes alone."""
+
+    __hash__ = object.__hash__
+
+
 def test_size_of_a_batch_follows_from_the_predicted_duration() -> None:
     assert [batch_size(60.0, seconds) for seconds in (None, 90.0, 60.0, 59.0, 20.0, 11.0)] == [1, 1, 1, 2, 3, 6]
     assert batch_size(60.0, 0.0) == batch_size(1e6, 1.0) == MAX_BATCH
@@ -130,19 +136,91 @@ def fake_time(fake: Cluster, number: str) -> int:
     return int(json.loads((fake.conf.parent / f"job_{number}" / "job.json").read_text())["options"]["time"])
 
 
-def test_slots_have_further_rounds_while_the_oldest_one_is_measured(tmp_path: Path, fake: Cluster) -> None:
+def released(run: Run, cluster: SlurmExecutor, blocked: int, begun: int) -> SlurmExecutor:
+    """Block a round until another one has begun, however long that takes."""
+    block, deadline = batch_worker.blocker(run.layout.root, blocked), time.monotonic() + PATIENCE_S
+    block.touch()
+
+    def act() -> None:
+        assert time.monotonic() < deadline, f"round {begun} waits for round {blocked}"
+        if job.claiming_job_id(run.layout.round(begun)) is not None:
+            block.unlink(missing_ok=True)
+
+    return when_waiting(cluster, act)
+
+
+@pytest.mark.parametrize("further", [3, 4])
+def test_slots_have_further_rounds_while_the_oldest_one_is_measured(
+    tmp_path: Path, fake: Cluster, further: int
+) -> None:
+    """Round 3 was proposed with rounds 1 and 2; round 4 may be proposed once one of these is complete."""
     fake.change(cpus=2)
     with new_run(tmp_path) as run:
-        block, deadline = batch_worker.blocker(run.layout.root, 1), time.monotonic() + PATIENCE_S
-        block.touch()
+        run_rounds(run, further, executor=released(run, executor(run, 0.0, slots=2), 1, further))
+        assert statuses(run.memory.history.rows()) == [(number, "ok") for number in range(1, further + 1)]
 
-        def act() -> None:
-            assert time.monotonic() < deadline, "round 3 waits for round 1"
-            if job.claiming_job_id(run.layout.round(3)) is not None:
-                block.unlink(missing_ok=True)
 
-        run_rounds(run, 3, executor=when_waiting(executor(run, 0.0, slots=2), act))
-        assert statuses(run.memory.history.rows()) == [(number, "ok") for number in range(1, 4)]
+def test_free_slot_gets_a_round_without_waiting_for_the_next_query_of_slurm(tmp_path: Path, fake: Cluster) -> None:
+    fake.change(cpus=2)
+    with new_run(tmp_path) as run:
+        cluster = executor(run, 0.0, slots=2, poll_slurm_s=24 * 3600.0)
+        run_rounds(run, 3, executor=released(run, cluster, 1, 3))
+        assert statuses(run.memory.history.rows()) == [(1, "ok"), (2, "ok"), (3, "ok")]
+
+
+@pytest.mark.parametrize(
+    ("busy", "ready", "is_last", "sizes"),
+    [
+        (0, 4, False, [1, 1, 1, 1]),  # a batch has five rounds, and an empty slot costs more than a job
+        (0, 6, False, [2, 2, 1, 1]),
+        (2, 6, False, [3, 3]),
+        (3, 4, False, [4]),
+        (3, 12, False, [5]),
+        (3, 12, True, [3]),  # the other slots will have as many
+        (0, 12, True, [3, 3, 3, 3]),
+        (4, 12, True, []),
+    ],
+)
+def test_rounds_that_are_ready_share_the_free_slots(busy: int, ready: int, is_last: bool, sizes: list[int]) -> None:
+    cluster = SlurmExecutor(4, batch_below_s=50.0, predict_s=lambda: 10.0)
+
+    def future(number: int) -> Any:
+        return Stub(job_key=number, complete=False, order=SimpleNamespace(options={}))
+
+    cluster.ready = [future(-number) for number in range(1, ready + 1)]
+    cluster.active = [*map(future, range(busy)), *cluster.ready]
+    elements = cluster._next_elements(True, None, is_last)
+    assert [len(element) for element in elements] == sizes
+    assert not elements or [element[0] for element in elements] == cluster.ready[: len(elements)]
+
+
+def test_rounds_wait_for_others_of_their_batch_a_part_of_its_duration(
+    tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "ARRAY_WAIT_S", 0.0)
+    monkeypatch.setattr(slurm, "BATCH_WAIT", 0.0)
+    fake.change(cpus=3)
+    with new_run(tmp_path) as run:
+        run_rounds(run, 3, executor=executor(run, 500.0, slots=3, predict_s=lambda: 200.0))
+        assert len(set(jobs_of(run, run.memory.history.rows()))) == 3, "each is submitted before the next proposal"
+
+
+def test_only_the_first_unfinished_round_of_a_job_is_looked_at() -> None:
+    looked_at = list[int]()
+
+    def future(number: int, job_key: str, complete: bool) -> Any:
+        def look() -> bool:
+            looked_at.append(number)
+            return number == 2
+
+        return Stub(job_key=job_key, complete=complete, look=look)
+
+    cluster = SlurmExecutor(2)
+    keys = ["a", "a", "a", "b", "b", "not submitted"]
+    cluster.active = [future(number, key, number == 1) for number, key in enumerate(keys, start=1)]
+    cluster.ready = cluster.active[-1:]
+    cluster._look_at_jobs()
+    assert looked_at == [2, 3, 4], "1 was complete, 2 is now, and 5 cannot begin before 4 ends"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +238,7 @@ def test_capacity_has_rounds_in_place_of_completed_ones_unless_the_oldest_is_to_
     slots: int, complete: list[bool], capacity: int
 ) -> None:
     cluster = SlurmExecutor(slots)
-    cluster.active = [SimpleNamespace(is_complete=lambda done=done: done) for done in complete]  # type: ignore[misc]
+    cluster.active = [SimpleNamespace(is_complete=lambda done=done: done, complete=done) for done in complete]  # type: ignore[misc]
     assert cluster.capacity == capacity
 
 
