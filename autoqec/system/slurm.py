@@ -54,7 +54,8 @@ _INVALID = "Invalid job id"
 # What a controller that is restarting or overrun lets sbatch say; a refusal of what was asked for reads otherwise.
 _TRANSIENT = re.compile(
     r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|transport endpoint"
-    r"|connection (refused|reset|timed out)|resource temporarily unavailable|temporarily unable|in standby mode",
+    r"|connection (refused|reset|timed out)|resource temporarily unavailable|temporarily unable|in standby mode"
+    r"|no answer in \d+ s",
     re.IGNORECASE,
 )
 _SEE_NODES = "`sinfo` shows what there is"
@@ -263,10 +264,16 @@ def query_job(job_id: str) -> Job:
     return Job("ended", state, _details(job_id))
 
 
-def cancel(job_id: str) -> None:
-    """End a job, queued or running, without grace; errors of scancel are ignored, because the job has ended then."""
-    run_command("scancel", "--signal=KILL", "--full", job_id)
+def cancel(job_id: str) -> bool:
+    """End a job, queued or running, without grace; return whether SLURM answered.
+
+    Other errors of scancel are ignored, because the job has ended then.
+    """
+    status, output = run_command("scancel", "--signal=KILL", "--full", job_id)
+    if status != 0 and _TRANSIENT.search(output):
+        return False
     run_command("scancel", job_id)
+    return True
 
 
 def _accounting_status(job_id: str) -> Job:

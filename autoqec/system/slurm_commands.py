@@ -30,7 +30,7 @@ def run_command(*argv: str) -> tuple[int, str]:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        return 1, f"no answer in {_TIMEOUT_S:.0f} s: {(error.output or b'').decode(errors='replace')}"
+        return 1, _no_answer((error.output or b"").decode(errors="replace"))
     except OSError as error:
         return 127, str(error)
     return done.returncode, done.stdout.decode(errors="replace")
@@ -42,8 +42,12 @@ def run_sbatch(*flags: str, exported: Sequence[str] = ()) -> tuple[int, str]:
         output = directory / "output"
         limits = child.Limits(wallclock_s=_TIMEOUT_S)
         ended = child.run(["sbatch", *flags], cwd=directory, env=_exported(exported), limits=limits, stdout=output)
-        status = ended.returncode or (1 if ended.limit_broken else 0)
-        return status, output.read_text(encoding="utf-8", errors="replace")
+        text = output.read_text(encoding="utf-8", errors="replace")
+        return (1, _no_answer(text)) if ended.limit_broken else (ended.returncode, text)
+
+
+def _no_answer(output: str) -> str:
+    return f"no answer in {_TIMEOUT_S:.0f} s: {output}"
 
 
 def _exported(names: Sequence[str] = ()) -> dict[str, str]:

@@ -89,6 +89,7 @@ class SlurmExecutor:
         self.poll_files_s, self.poll_slurm_s, self.file_lag_s = poll_files_s, poll_slurm_s, file_lag_s
         self.active: list[SlurmRoundFuture] = []  # in the order of their rounds
         self.ready: list[SlurmRoundFuture] = []  # those that are not submitted
+        self.answers = True  # whether SLURM did when a job was cancelled
         self._ready_since = self._submitted_at = 0.0
         self._unanswered_at = float("-inf")  # when SLURM did not say which rounds have a job
 

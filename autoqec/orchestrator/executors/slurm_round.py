@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +43,7 @@ class RoundJobs(Protocol):
     file_lag_s: float
     active: list[SlurmRoundFuture]
     ready: list[SlurmRoundFuture]
+    answers: bool
 
     def flush(self) -> None:
         """Submit the batches that are complete."""
@@ -144,14 +144,25 @@ class SlurmRoundFuture:
             raise NotStartedError(reason)
 
     def cancel(self) -> None:
-        """Cancel the job and withdraw its order; a completed round, or any of a detached run, is left as it is."""
+        """Cancel the job and withdraw its order; a completed round, or any of a detached run, is left as it is.
+
+        If SLURM does not answer, it is not asked for the other rounds: each question may take a minute.
+        """
         if self.executor.leave is not None or self._finished_metrics() is not None:
             return
-        with suppress(ConnectionError):
-            number = self.find_job() if self.may_have_job else None
-            if number is not None:
-                slurm.cancel(number)
+        if self.executor.answers:
+            self.executor.answers = self._cancel_job()
+            if not self.executor.answers:
+                self.report_state(slurm.Job("unreachable", why="jobs end by themselves, their orders are withdrawn"))
         self.withdraw_order()
+
+    def _cancel_job(self) -> bool:
+        """Cancel the job, if there is one; return whether SLURM answered."""
+        try:
+            number = self.find_job() if self.may_have_job else None
+        except ConnectionError:
+            return False
+        return number is None or slurm.cancel(number)
 
     def find_job(self) -> str | None:
         """Return the id of the round's job; None if there is none.

@@ -411,6 +411,38 @@ def test_second_interrupt_cancels_the_batch_and_all_of_its_rounds(tmp_path: Path
     assert not any(run.layout.round(number).job.exists() for number in (2, 3, 4))
 
 
+def test_second_interrupt_asks_a_silent_slurm_once_and_the_run_can_be_resumed(
+    tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jobs end by themselves, since their orders are withdrawn."""
+    fake.change(cpus=3)
+    run, asked, run_command = new_run(tmp_path), list[str](), slurm_commands.run_command
+    blocks = [batch_worker.blocker(run.layout.root, number) for number in (1, 2, 3)]
+    for block in blocks:
+        block.touch()
+
+    def interrupt() -> None:
+        if all(job.claiming_job_id(run.layout.round(number)) is not None for number in (1, 2, 3)):
+            fake.change(down=True)
+            monkeypatch.setattr(
+                slurm_commands, "run_command", lambda *argv: (asked.append(argv[0]), run_command(*argv))[1]
+            )
+            raise KeyboardInterrupt
+
+    events = list[Any]()
+    with pytest.raises(KeyboardInterrupt), run:
+        run_rounds(run, 3, events.append, executor=when_waiting(executor(run, 0.0, slots=3), interrupt))
+    assert asked == ["scancel"]
+    assert [event.why for event in events if getattr(event, "state", "") == "unreachable"] == [
+        "jobs end by themselves, their orders are withdrawn"
+    ]
+    fake.change(down=False)
+    until(lambda: set(fake.jobs().values()) == {"COMPLETED"})
+    for block in blocks:
+        block.unlink()
+    assert statuses(resumed(run, 3))[3:] == [(4, "ok"), (5, "ok"), (6, "ok")]
+
+
 def test_stop_request_rejects_the_rounds_that_wait_for_a_batch(tmp_path: Path, fake: Cluster) -> None:
     with new_run(tmp_path) as run:
         cluster = blocked_batch(run, 2, lambda number: run_control.request_stop(run.layout))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.system import slurm_commands
+from autoqec.system import slurm, slurm_commands
 
 
 def program(directory: Path, name: str, script: str) -> None:
@@ -32,6 +32,14 @@ def test_command_that_does_not_answer_or_exist_has_failed(tmp_path: Path, monkey
     assert status != 0 and "no answer" in output
     status, output = slurm_commands.run_command(str(tmp_path / "nothing"))
     assert status != 0 and "nothing" in output
+
+
+def test_submission_without_an_answer_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_commands, "_TIMEOUT_S", 0.2)
+    program(tmp_path, "sbatch", "exec sleep 60")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    status, output = slurm_commands.run_sbatch("--wrap=true")
+    assert status != 0 and isinstance(slurm.submission_error(output, {}), ConnectionError)
 
 
 def test_submission_ends_with_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
