@@ -28,7 +28,8 @@ from autoqec.verification.request import VerifyRequest
 from autoqec.verification.shot_stream import CHUNK, DerivedSeeds, ShotStream, commitment, joint_sha256
 
 ORDER, SEEDS, LOGS = "order.json", "seeds", "job"
-RANDOM_CHOICES = dict.fromkeys(("canary", "shuffle", "order", "guard requests"), 1)  # purposes of `ShotStream.rng`
+# Purposes of `ShotStream.rng`.
+RANDOM_CHOICES = dict.fromkeys(("canary", "shuffle", "order", "guard requests", "rounding"), 1)
 _ERRORS = {kind.__name__: kind for kind in (ContractError, UsageError, InfrastructureError)}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,7 +60,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     yield cluster
     for number, state in cluster.jobs().items():
         if state in ("PENDING", "RUNNING"):
-            cluster.ask("scancel", number)
+            with suppress(subprocess.CalledProcessError):  # it has ended since
+                cluster.ask("scancel", number)
 
 
 def roles() -> Roles:
