@@ -18,7 +18,7 @@ import stim
 from autoqec.qec import backends, sampling, weighted_mwpm
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
-from benchmarks import aims, gated, parallel, report, scaling, threads
+from benchmarks import aims, gated, packaged, parallel, report, scaling, threads
 from benchmarks.problems import surface
 from benchmarks.table import Row, record
 
@@ -162,11 +162,13 @@ def main() -> None:
         return
     rows = [*soft_rows(), *gated.rows(), *plain_rows(), *sampling_rows(), *scaling.rows(), *threads.rows()]
     record("decoding and sampling", rows)
+    model_rows = packaged.rows()
+    record("packaged models", model_rows)
     report_rows = report.rows()
     record("the report", report_rows)
     concurrent_rows = parallel.rows()
     record("concurrent rounds", concurrent_rows)
-    for row in [*rows, *report_rows, *concurrent_rows]:
+    for row in [*rows, *model_rows, *report_rows, *concurrent_rows]:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
 
 
