@@ -69,6 +69,7 @@ def shown_reading(directory: Path, out: Output) -> Iterator[Reading]:
 def diagnose(recorded: RecordedShots, problem: Problem, out: Output, reading: Reading) -> list[BlockCheck]:
     """Read all shots and print the diagnoses of each block."""
     from autoqec.qec.recorded.check import check_blocks, describe_block
+    from autoqec.qec.recorded.diagnosis import MIN_SHOTS
 
     total = len(recorded.layout.blocks)
 
@@ -78,7 +79,9 @@ def diagnose(recorded: RecordedShots, problem: Problem, out: Output, reading: Re
     checks = check_blocks(recorded, problem, on_block, reading=reading)
     for index, check in enumerate(checks):
         shots = "not readable" if check.counts is None else pluralize(check.counts.shots, "shot")
-        state = "" if check.diagnoses else ", fits the model"
+        few = check.counts is not None and check.counts.shots < MIN_SHOTS
+        fit = f", too few to compare with the model (less than {MIN_SHOTS})" if few else ", fits the model"
+        state = "" if check.diagnoses else fit
         out.say(f"{describe_block(recorded.layout.blocks[index], index)}: {shots}{state}")
         for diagnosis in check.diagnoses:
             out.say(f"  {'error' if diagnosis.error else 'note'} {diagnosis.name}: {diagnosis.message}")

@@ -160,6 +160,7 @@ def write(path: Path, shot_format: str, n_observables: int, parts: Iterator[np.n
 
 def format_error(path: Path, shot_format: str, n_bits: int, reason: str, kind: str = "detectors") -> UsageError:
     """Return the error of a file that does not hold shots of `n_bits` bits in a format."""
-    message = f"is not a {shot_format} file of shots with {n_bits} {kind}: {reason}"
-    hint = "name the format by the file extension or with --in-format, and check that the file belongs to the circuit"
+    bits = kind.removesuffix("s") if n_bits == 1 else kind
+    message = f"is not a {shot_format} file of shots with {n_bits} {bits}: {reason}"
+    hint = "the file extension names the format (or --in-format of decode); check that the file belongs to the circuit"
     return UsageError(message, location=str(path), hint=hint)

@@ -161,8 +161,10 @@ def diagnose_size(recorded: RecordedShots, block: RecordedBlock, problem: Proble
                 return None
     shots, rest = divmod(flips.stat().st_size, unit)
     width, uneven = divmod(path.stat().st_size, max(shots, 1))
-    if shots == 0 or rest or uneven or width == -(-problem.n_detectors // 8):
+    if 0 in (shots, width) or rest or uneven or width == -(-problem.n_detectors // 8):
         return None
+    with path.open("rb") as stream:  # text has another size than the shots, too
+        shotfiles.check_content(path, stream, "b8", problem.n_detectors, "detectors")
     message = (
         f"{path.name} has {width} bytes per shot, {problem.n_detectors} detectors need {-(-problem.n_detectors // 8)}"
     )

@@ -27,6 +27,7 @@ INVERTED = 0.6
 SIMILAR, UNRELATED, BETTER = 0.97, 0.55, 0.05
 MAX_NORM_ERROR = 0.2  # relative sampling error of the correlations' squared norm
 SAME_CIRCUIT, MAX_SAME_ERROR = 0.9, 0.02  # similarity under other noise of the same kind, and such an error for it
+GOOD_ORDER = 0.75  # similarity that an order must give: the detectors of another basis fit a shifted order by up to 0.7
 FEW_MOVED = 0.4  # similarity below which more than a few detectors are wrong
 MANY = 0.25  # share of the detectors above which exchanges mean another circuit
 RATE_RATIO = 3.0
@@ -213,11 +214,14 @@ def _correlations(event_model: EventModel, counts: EventCounts, usable: np.ndarr
     if direct < SIMILAR:
         text, best = _best_order(event_model.problem, counts, model)
         if best > max(UNRELATED, direct + BETTER):
-            yield Diagnosis(
-                "detectors_permuted",
-                f"the detectors are {text}: similarity of the correlations {best:.2f}, as they are {direct:.2f}",
-                "the tool that wrote the file uses another order of the detectors than the circuit",
-            )
+            if best < GOOD_ORDER:
+                yield _wrong_model(f"{direct:.2f}; the likeliest order, {text}, gives {best:.2f}")
+            else:
+                yield Diagnosis(
+                    "detectors_permuted",
+                    f"the detectors are {text}: similarity of the correlations {best:.2f}, as they are {direct:.2f}",
+                    "the tool that wrote the file uses another order of the detectors than the circuit",
+                )
             return
     moved = moved_detectors(observed, expected, counts.shots) if direct > FEW_MOVED else {}
     if 0 < len(moved) < MANY * usable.sum():
@@ -228,11 +232,15 @@ def _correlations(event_model: EventModel, counts: EventCounts, usable: np.ndarr
             "columns or qubits are exchanged",
         )
     elif moved or direct < UNRELATED:
-        yield Diagnosis(
-            "wrong_model",
-            f"similarity of the events' correlations with the model's is {direct:.2f}; no known order explains it",
-            "the circuit or detector error model belongs to another experiment: basis, code, rounds or layout",
-        )
+        yield _wrong_model(f"{direct:.2f}; no known order explains it")
+
+
+def _wrong_model(similarity_text: str) -> Diagnosis:
+    return Diagnosis(
+        "wrong_model",
+        f"similarity of the events' correlations with the model's is {similarity_text}",
+        "the circuit or detector error model belongs to another experiment: basis, code, rounds or layout",
+    )
 
 
 def _best_order(problem: Problem | None, counts: EventCounts, model: ModelStatistics) -> tuple[str, float]:

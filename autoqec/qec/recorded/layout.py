@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,30 @@ def _plain_layout(path: Path) -> RecordedLayout:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read: {error}", location=str(path), hint="save it as UTF-8 text") from error
     try:
-        return RecordedLayout.model_validate(load_yaml(text, location=str(path)))
+        layout = RecordedLayout.model_validate(load_yaml(text, location=str(path)))
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), location=str(path), hint=HINT) from error
+        hint = "correct it (docs/contracts/recorded.md); text that looks like a number needs quotes"
+        raise UsageError(first_validation_error(error), location=str(path), hint=hint) from error
+    _check_times(layout, path)
+    return layout
+
+
+def _check_times(layout: RecordedLayout, path: Path) -> None:
+    """Raise UsageError if blocks are not in the order of their times: the division by time relies on it."""
+    latest: tuple[int, datetime] | None = None
+    for index, block in enumerate(layout.blocks):
+        if block.time is None:
+            continue
+        try:
+            time = datetime.fromisoformat(block.time)
+        except ValueError as error:
+            message, hint = f"`time` {block.time!r} is not in ISO 8601", "write it like 2026-01-31T10:00:00Z"
+            raise UsageError(message, location=f"{path}, block {index}", hint=hint) from error
+        time = time if time.tzinfo else time.replace(tzinfo=UTC)
+        if latest is not None and time < latest[1]:
+            message, hint = f"was recorded before block {latest[0]}", "list the blocks in the order of time"
+            raise UsageError(message, location=f"{path}, block {index}", hint=hint)
+        latest = index, time
 
 
 def _google_layout(directory: Path) -> RecordedLayout:
@@ -68,7 +90,7 @@ def _google_layout(directory: Path) -> RecordedLayout:
         raise UsageError(message, location=str(directory), hint=hint)
     if events is None or observables is None:
         events = observables = None
-    metadata = _metadata(directory)
+    metadata, described = _metadata(directory)
     block = RecordedBlock(
         detection_events=events,
         observables=observables,
@@ -82,7 +104,8 @@ def _google_layout(directory: Path) -> RecordedLayout:
     )
     rounds = metadata.get("rounds", metadata.get("num_rounds", metadata.get("cycles", 1)))
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise UsageError(f"rounds is {rounds!r}", location=str(directory), hint="correct properties.yml")
+        message, hint = f"`rounds` is {rounds!r}, not a whole number of 1 or more", f"correct {described.name}"
+        raise UsageError(message, location=str(described), hint=hint)
     return RecordedLayout(model=model, rounds=rounds, blocks=(block,))
 
 
@@ -106,7 +129,8 @@ def _predictions(directory: Path) -> dict[str, str]:
     return found
 
 
-def _metadata(directory: Path) -> dict[str, Any]:
+def _metadata(directory: Path) -> tuple[dict[str, Any], Path]:
+    """Return the metadata of a directory, {} if there are none, and their file."""
     for name in ("properties.yml", "properties.yaml", "metadata.json"):
         path = directory / name
         if path.is_file():
@@ -115,8 +139,8 @@ def _metadata(directory: Path) -> dict[str, Any]:
                 data = json.loads(text) if path.suffix == ".json" else load_yaml(text, location=str(path))
             except ValueError as error:
                 raise UsageError(f"cannot be read: {error}", location=str(path), hint=f"correct {name}") from error
-            return data if isinstance(data, dict) else {}
-    return {}
+            return (data if isinstance(data, dict) else {}), path
+    return {}, directory
 
 
 def _text(metadata: dict[str, Any], *keys: str) -> str | None:

@@ -52,6 +52,13 @@ class RecordedShots:
         if source.num_detectors == 0 or source.num_observables == 0:
             message = f"has {source.num_detectors} detectors and {source.num_observables} observables"
             raise UsageError(message, location=str(path), hint="add DETECTOR and OBSERVABLE_INCLUDE lines")
+        noiseless = source.without_noise() == source if isinstance(source, stim.Circuit) else source.num_errors == 0
+        if noiseless:
+            message, hint = (
+                "has no noise, so that nothing can be decoded with it",
+                "use the noisy circuit, or a .dem file",
+            )
+            raise UsageError(message, location=str(path), hint=hint)
         return cls(directory, layout, source)
 
     def chunks(self, block: RecordedBlock) -> Iterator[Shots]:

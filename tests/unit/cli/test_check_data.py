@@ -49,6 +49,13 @@ def test_check_data_decodes_shots_that_fit(here: Path, capsys: pytest.CaptureFix
     assert "block 0 (events0.b8), simulated, basis z: 2000 shots, fits the model" in shown.err
 
 
+def test_few_shots_are_not_said_to_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain_directory(here / "data", 128, 1)
+    assert run_cli(group, ["check-data", "data", "--no-decode"]) == 0
+    shown = capsys.readouterr().out
+    assert "128 shots, too few to compare with the model (less than 200)" in shown and "fits" not in shown
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_reading_is_shown_on_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
     plain_directory(here / "data", 2000, 2)

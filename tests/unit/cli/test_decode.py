@@ -234,7 +234,7 @@ OTHERS = {  # shots whose number of bytes those of the model divide
     "more rounds of a smaller code": (("surface_d5_z", surface(3, 0.005, rounds=15)), "wrong_model"),
     "more rounds": (("surface_d3_z", surface(3, 0.005, rounds=15)), "other_circuit"),
     "the other basis": (("surface_d5_z", surface(5, 0.005, "x")), "other_circuit"),
-    "a larger code": (("surface_d3_x", surface(5, 0.005, "x")), "detectors_permuted"),
+    "a larger code": (("surface_d3_x", surface(5, 0.005, "x")), "wrong_model"),
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from autoqec.contracts.env import Si1000Noise
+from autoqec.errors import UsageError
 from autoqec.qec.backends import Mwpm
 from autoqec.qec.error_stream import ErrorStream
 from autoqec.qec.problem import Problem, error_model
@@ -164,6 +165,18 @@ def test_other_number_of_rounds_is_named(tmp_path: Path, rounds: int, name: str)
     assert names(directory) == [[name]]
 
 
+def test_text_and_empty_files_are_not_taken_for_other_rounds(tmp_path: Path) -> None:
+    directory = plain_directory(tmp_path, 640, 1)
+    events = directory / "events0.b8"
+    write_shots(directory / "text.01", unpacked(sample(problem(3), 640, 1), 24))
+    (directory / "text.01").replace(events)
+    with pytest.raises(UsageError, match="text of 0 and 1"):
+        names(directory)
+    events.write_bytes(b"")
+    with pytest.raises(UsageError, match="has 0 shots, but flips0.01 has 640"):
+        names(directory)
+
+
 def test_measurements_in_place_of_events_are_named(tmp_path: Path) -> None:
     directory = google_directory(tmp_path)
     (directory / "measurements.b8").replace(directory / "detection_events.b8")
@@ -201,3 +214,11 @@ def test_dem_of_another_circuit_is_named(tmp_path: Path) -> None:
     recorded = RecordedShots.open(directory)
     found = check_blocks(recorded, problem(3).with_other_dem(other))[0].diagnoses
     assert found and all(diagnosis.error for diagnosis in found)
+
+
+@pytest.mark.parametrize(("basis", "rounds"), [("x", 3), ("z", 3), ("x", 2), ("z", 2)])
+def test_other_basis_is_not_taken_for_another_order(basis: str, rounds: int) -> None:
+    model = Problem.from_env(surface(3, 0.008, basis, rounds))
+    other = Problem.from_env(surface(3, 0.008, "z" if basis == "x" else "x", rounds))
+    (found,) = diagnoses(model, sample(other, 6000, 3))
+    assert found.name == "wrong_model" and "basis" in found.cause

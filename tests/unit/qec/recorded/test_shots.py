@@ -201,6 +201,23 @@ def _unpaired(directory: Path) -> None:
     _edit(directory, "observables: flips0.01", "time: yesterday")
 
 
+def _bad_time(directory: Path) -> None:
+    _edit(directory, "device: simulated", "device: simulated\n  time: yesterday")
+
+
+def _no_noise(directory: Path) -> None:
+    (directory / "circuit.stim").write_text(str(problem(3).circuit.without_noise()))
+
+
+def _no_errors(directory: Path) -> None:
+    (directory / "model.dem").write_text("detector D23\nlogical_observable L0")
+    _edit(directory, "circuit.stim", "model.dem")
+
+
+def _number_as_text(directory: Path) -> None:
+    _edit(directory, "device: simulated", "device: 12")
+
+
 def _edit(directory: Path, old: str, new: str) -> None:
     path = directory / "recorded.yaml"
     assert old in path.read_text()
@@ -218,7 +235,34 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "random detector": (_random_detector, "not deterministic"),
     "no circuit": (_no_circuit, "stim cannot read"),
     "observables missing": (_unpaired, "must be given together"),
+    "time": (_bad_time, "`time` 'yesterday' is not in ISO 8601"),
+    "circuit without noise": (_no_noise, "has no noise"),
+    "model without errors": (_no_errors, "has no noise"),
+    "number in place of text": (_number_as_text, "device"),
 }
+
+
+def test_blocks_are_in_the_order_of_time(tmp_path: Path) -> None:
+    directory = plain_directory(tmp_path, 64, 3)
+    layout = yaml.safe_load((directory / "recorded.yaml").read_text())
+    times = ["2026-01-02T10:00:00Z", None, "2026-01-02T11:30:00+02:00"]
+    layout["blocks"] = [block | {"time": time} for block, time in zip(layout["blocks"], times, strict=True)]
+    (directory / "recorded.yaml").write_text(yaml.safe_dump(layout))
+    with pytest.raises(UsageError, match="was recorded before block 0") as error:
+        RecordedShots.open(directory)
+    assert "block 2" in str(error.value.location)
+    layout["blocks"][2]["time"] = "2026-01-02 10:00:00"  # without a time zone: UTC
+    (directory / "recorded.yaml").write_text(yaml.safe_dump(layout))
+    assert len(RecordedShots.open(directory).layout.blocks) == 3
+
+
+@pytest.mark.parametrize("content", [b"rounds: three", b"rounds: 0"])
+def test_bad_metadata_name_their_file(tmp_path: Path, content: bytes) -> None:
+    directory = google_directory(tmp_path, 64)
+    (directory / "properties.yml").write_bytes(content)
+    with pytest.raises(UsageError, match="`rounds` is .*, not a whole number of 1 or more") as error:
+        RecordedShots.open(directory)
+    assert str(error.value.location).endswith("properties.yml")
 
 
 def test_other_line_ends_are_not_taken_for_other_rounds(tmp_path: Path) -> None:
