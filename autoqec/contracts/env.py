@@ -9,10 +9,21 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.family import MAX_MEMBERS, CodeMember, check_target, pair_lists
+from autoqec.contracts.noise import (
+    BiasedNoise,
+    ChannelNoise,
+    CircuitDepolarizing,
+    CodeCapacityNoise,
+    FileNoise,
+    Noise,
+    Nvidia25Noise,
+    PhenomenologicalNoise,
+    Si1000Noise,
+)
 from autoqec.contracts.recorded import RecordedShotsCode
 
-MIN_P = 1e-9
-MAX_POINTS = 64  # physical error rates in one env; each has a circuit and a graph of its own
+__all__ = ["BiasedNoise", "CircuitDepolarizing", "EnvSpec", "FileNoise", "Si1000Noise"]  # some are of `noise`
+
 SEED_SPACE = 2**32  # bands are below; the verifier's own seeds are at or above
 
 CORRELATED = "mwpm_correlated"  # the reference: matching that uses correlations between the sectors
@@ -127,67 +138,9 @@ Code = Annotated[
     StimGeneratorCode | StimFileCode | DemFileCode | CssFileCode | BicycleCode | RecordedShotsCode,
     Field(discriminator="kind"),
 ]
+GENERATOR_NOISE = (ChannelNoise, PhenomenologicalNoise, CodeCapacityNoise, Nvidia25Noise)
 FILE_CODES = (StimFileCode, DemFileCode, CssFileCode, RecordedShotsCode)  # their text travels in the frozen env
 
-
-class CircuitDepolarizing(Contract):
-    """All four noise parameters of stim's generator equal p. p lies in (0, 1/2)."""
-
-    model: Literal["circuit_depolarizing"] = Field(
-        default="circuit_depolarizing", description="selects this noise model"
-    )
-    p: tuple[float, ...] = Field(
-        min_length=1, max_length=MAX_POINTS, description="physical error rates that the env covers, each in [1e-9, 1/2)"
-    )
-    target_p: float = Field(description="the rate at which decoders are compared; must be in `p`")
-
-    @field_validator("p")
-    @classmethod
-    def _in_range(cls, values: tuple[float, ...]) -> tuple[float, ...]:
-        for value in values:
-            if not 0.0 < value < 0.5:
-                raise ValueError(f"p = {value} lies outside (0, 1/2)")
-            if value < MIN_P:
-                raise ValueError(f"p = {value} is below {MIN_P}: no number of shots would show a logical error")
-        if len(set(values)) != len(values):
-            raise ValueError("a value of p is given twice")
-        return values
-
-    @model_validator(mode="after")
-    def _target_listed(self) -> CircuitDepolarizing:
-        if self.target_p not in self.p:
-            raise ValueError(f"target_p = {self.target_p} is not in the list p = {list(self.p)}")
-        return self
-
-
-class BiasedNoise(CircuitDepolarizing):
-    """As circuit_depolarizing, but every depolarizing channel of strength p favours phase flips by eta.
-
-    One qubit: Z with p*eta/(eta+1), X and Y share the rest. Two qubits: IZ, ZI, ZZ share p*eta/(eta+1), the other
-    twelve Paulis the rest. eta = 1/2 is depolarizing on one qubit, eta = 1/4 on two.
-    """
-
-    model: Literal["circuit_biased"] = Field(default="circuit_biased", description="selects this noise model")  # type: ignore[assignment]
-    eta: float = Field(gt=0, le=1e6, description="ratio of phase flips to bit flips")
-
-
-class Si1000Noise(CircuitDepolarizing):
-    """SI1000 of superconducting qubits with strength p (Gidney et al., Quantum 5, 605, 2021); gates are CZ.
-
-    CZ gates: p. Single-qubit gates and idling: p/10. Resets: 2p. Measurements: 5p. Idling while others are reset or
-    measured: 2p.
-    """
-
-    model: Literal["si1000"] = Field(default="si1000", description="selects this noise model")  # type: ignore[assignment]
-
-
-class FileNoise(Contract):
-    """Noise written in the code's own file: one operating point, no p."""
-
-    model: Literal["from_file"] = Field(default="from_file", description="selects this noise model")
-
-
-Noise = Annotated[CircuitDepolarizing | BiasedNoise | Si1000Noise | FileNoise, Field(discriminator="model")]
 
 Band = tuple[int, int]
 
@@ -313,6 +266,19 @@ class EnvSpec(Contract):
             raise ValueError(f"backend `{self.backend}` has no matching graph, so matching cannot be a baseline")
         if self.backend == "mwpm" and self.bp.sector is not None:
             raise ValueError("`bp.sector` requires backend `bposd` or `bplsd`; matching determines its sector itself")
+        return self
+
+    @model_validator(mode="after")
+    def _generator_has_the_noise(self) -> EnvSpec:
+        noise, code = self.noise, self.code
+        if not isinstance(noise, GENERATOR_NOISE):
+            return self
+        if not isinstance(code, StimGeneratorCode):
+            raise ValueError(f"noise model `{noise.model}` requires code kind `stim_generator`")
+        if isinstance(noise, Nvidia25Noise) and not code.task.startswith("surface_code:"):
+            raise ValueError(f"noise model `nvidia_25` is for surface codes, not for {code.task}")
+        if isinstance(noise, CodeCapacityNoise) and {code.rounds, *(member.rounds for member in code.members)} != {1}:
+            raise ValueError("noise model `code_capacity` has perfect checks: `rounds` must be 1")
         return self
 
     @property

@@ -20,6 +20,7 @@ from autoqec.contracts.env import (
 from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.qec import bicycle
+from autoqec.qec.generated import generated_circuit
 from autoqec.qec.si1000 import si1000
 from autoqec.store.files import load_yaml
 
@@ -74,15 +75,7 @@ def _build(env: EnvSpec, p: float | None) -> Source:
     elif isinstance(code, CssFileCode):
         circuit = css_circuit(code, p)
     else:
-        circuit = stim.Circuit.generated(
-            code.task,
-            distance=code.distance,
-            rounds=code.rounds,
-            after_clifford_depolarization=p,
-            before_measure_flip_probability=p,
-            after_reset_flip_probability=p,
-            before_round_data_depolarization=p,
-        )
+        circuit = generated_circuit(code, env.noise, p)
     if isinstance(env.noise, BiasedNoise):
         return biased(circuit, env.noise.eta)
     return si1000(circuit, p) if isinstance(env.noise, Si1000Noise) else circuit

@@ -10,6 +10,7 @@ import click
 
 from autoqec.cli.common import Output, options, trust_option
 from autoqec.cli.env_defaults import SEED_BANDS, default_baselines
+from autoqec.cli.env_noise import NAMED_MODELS, noise_config, split_list
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
 
@@ -44,7 +45,9 @@ SLOW_SHOTS, SHOTS = 300, 20_000  # default shots of the check: without and with 
 )
 @click.option("--distance", type=click.IntRange(1), help="Code distance, for tasks of stim.")
 @click.option(
-    "--rounds", type=click.IntRange(1), help="QEC rounds; default: the distance, 6 for bivariate_bicycle, 1 for a file."
+    "--rounds",
+    type=click.IntRange(1),
+    help="QEC rounds; default: the distance, 6 for bivariate_bicycle, 1 for a file and for code_capacity.",
 )
 @click.option(
     "--basis", type=click.Choice(["z", "x"]), help="Memory basis, for matrices and bivariate_bicycle; default: z."
@@ -57,10 +60,20 @@ SLOW_SHOTS, SHOTS = 300, 20_000  # default shots of the check: without and with 
 @click.option("--target", type=float, help="Error rate of the search, one of --p; default: the middle one.")
 @click.option(
     "--noise",
-    type=click.Choice(["circuit_depolarizing", "si1000"]),
+    type=click.Choice(NAMED_MODELS),
     help="Noise model of generated circuits; default: circuit_depolarizing.",
 )
 @click.option("--eta", type=float, help="Bias towards Z errors; default: depolarizing noise.")
+@click.option(
+    "--channels",
+    metavar="NAME=FACTOR,…",
+    help="Noise with channels of different strengths: p times FACTOR for gate, measurement, reset, data; default: 1.",
+)
+@click.option(
+    "--noise-file",
+    type=click.Path(path_type=Path),
+    help="JSON file with the 25 noise parameters of NVIDIA's Ising-Decoding, for surface codes; --p scales them.",
+)
 @click.option(
     "--backend",
     type=click.Choice(["mwpm", "bposd", "bplsd"]),
@@ -98,10 +111,10 @@ def command(
     spec: dict[str, Any] = {"name": name, "code": {}, "noise": {}, "seed_policy": SEED_BANDS}
     if directory is None:
         spec["code"] = _code(given_options, path)
-        spec["noise"] = _noise(given_options, spec["code"]["kind"])
+        spec["noise"] = noise_config(given_options, spec["code"]["kind"], _ask)
         _write(spec, given_options, path, shots, out)
     else:
-        spec["noise"] = _noise(given_options, "recorded_shots")
+        spec["noise"] = noise_config(given_options, "recorded_shots", _ask)
         _write_recorded(spec, directory, given_options, path, shots, out)
 
 
@@ -159,7 +172,7 @@ def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shot
         out.note(
             f"backend {backend}: " + ("the code has a matching graph" if backend == "mwpm" else "no matching graph")
         )
-    spec |= {"backend": backend, "baselines": _split_list(given_options["baselines"]) or default_baselines(backend)}
+    spec |= {"backend": backend, "baselines": split_list(given_options["baselines"]) or default_baselines(backend)}
     if spec["code"]["kind"] == "recorded_shots" and backend == "mwpm" and given_options["baselines"] is None:
         spec["baselines"] = [*GRAPH_BACKENDS, *ESTIMATED]
     env = env_from_data(spec, location=location, directory=path.parent, hint=HELP)
@@ -208,7 +221,7 @@ def _code(given_options: dict[str, Any], path: Path) -> dict[str, Any]:
             "kind": "stim_generator",
             "task": code,
             "distance": distance,
-            "rounds": given_options["rounds"] or distance,
+            "rounds": given_options["rounds"] or (1 if given_options["noise"] == "code_capacity" else distance),
         }
     kinds = {".stim": "stim_file", ".dem": "dem_file", ".yaml": "css_file", ".yml": "css_file"}
     file = Path(code)
@@ -248,40 +261,6 @@ def _matrices(given: dict[str, Path], given_options: dict[str, Any], path: Path)
     _reject_other_options(given_options, "check matrices", "basis")
     text = css_text({name: read_matrix(file) for name, file in given.items()})
     return {"kind": "css_file", "path": path.name, "text": text, "basis": given_options["basis"] or "z"}
-
-
-def _noise(given_options: dict[str, Any], kind: str) -> dict[str, Any]:
-    if kind in ("stim_file", "dem_file", "recorded_shots"):
-        unused = [
-            f"--{key}"
-            for key, option in (("p", "points"), ("target", "target"), ("noise", "noise"), ("eta", "eta"))
-            if given_options[option] is not None
-        ]
-        if unused:
-            raise UsageError(f"a {kind} has its own noise", location=unused[0], hint=f"remove {', '.join(unused)}")
-        return {"model": "from_file"}
-    points = _split_list(given_options["points"]) or _split_list(
-        _ask("Physical error rates, separated by commas", "--p", "0.003,0.005,0.01")
-    )
-    try:
-        values = [float(point) for point in points]
-    except ValueError as error:
-        raise UsageError(
-            f"{','.join(points)!r} is not a list of numbers", location="--p", hint="--p 0.003,0.005,0.01"
-        ) from error
-    if not values:
-        raise UsageError("the list is empty", location="--p", hint="--p 0.003,0.005,0.01")
-    target = sorted(values)[len(values) // 2] if given_options["target"] is None else given_options["target"]
-    noise = {"model": given_options["noise"] or "circuit_depolarizing", "p": values, "target_p": target}
-    if given_options["eta"] is None:
-        return noise
-    if given_options["noise"] is not None:
-        raise UsageError("biased noise is a model of its own", location="--eta", hint="leave --noise out")
-    return {**noise, "model": "circuit_biased", "eta": given_options["eta"]}
-
-
-def _split_list(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def is_interactive() -> bool:

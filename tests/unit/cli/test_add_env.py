@@ -14,6 +14,7 @@ from scipy.io import mmwrite
 from autoqec.cli.autoqec import group
 from autoqec.cli.commands import add_env
 from autoqec.cli.common import run_cli
+from autoqec.contracts.noise import ChannelNoise, Nvidia25Noise, Nvidia25Parameters
 from autoqec.errors import UsageError
 from autoqec.qec.bicycle import checks
 from autoqec.qec.matrices import read_matrix
@@ -24,6 +25,7 @@ from tests.support.shown import check_error
 
 STEANE = np.array([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0, 1]], np.uint8)
 FEW = ("--shots", "200")
+TASK = ("--code", "surface_code:rotated_memory_z", "--distance", "3")
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,32 @@ def test_noise_model_of_superconducting_qubits(here: Path, capsys: pytest.Captur
     assert (env.noise.model, env.target) == ("si1000", 0.002)
     assert made("t", *argv[1:], "--eta", "10") == 2
     assert "leave --noise out" in capsys.readouterr().err
+
+
+def test_noise_of_the_checks_alone_and_of_the_data_alone(here: Path) -> None:
+    for name, rounds in (("phenomenological", 3), ("code_capacity", 1)):
+        assert made(name, *TASK, "--p", "0.05", "--noise", name) == 0
+        env, _ = load_env(here / f"{name}.yaml")
+        assert (env.noise.model, env.target, env.code.rounds) == (name, 0.05, rounds)
+
+
+def test_channels_have_factors(here: Path) -> None:
+    assert made("c", *TASK, "--p", "0.001,0.002", "--channels", "gate=0.5,measurement=5") == 0
+    env, _ = load_env(here / "c.yaml")
+    assert isinstance(env.noise, ChannelNoise) and env.noise.factors == (0.5, 5, 1, 1)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_noise_file_of_25_parameters(here: Path, nested: bool) -> None:
+    parameters = dict.fromkeys(Nvidia25Parameters.model_fields, 0.0002) | {"p_meas_Z": 0.004}
+    content = {"noise_model": parameters} if nested else parameters
+    (here / "noise.json").write_text(json.dumps(content))
+    assert made("n", *TASK, "--noise-file", "noise.json") == 0
+    env, _ = load_env(here / "n.yaml")
+    assert isinstance(env.noise, Nvidia25Noise)
+    assert env.noise.parameters.dump() == parameters and env.noise.p == (0.0042,)  # p_meas_X and p_meas_Z
+    assert made("m", *TASK, "--noise-file", "noise.json", "--p", "0.002,0.003") == 0
+    assert load_env(here / "m.yaml")[0].target == 0.003
 
 
 @pytest.mark.parametrize("ending", ["stim", "dem"])
@@ -128,7 +156,6 @@ def test_few_baseline_errors_give_a_note(capsys: pytest.CaptureFixture[str]) -> 
     assert "fewer than 30 logical errors of mwpm" in capsys.readouterr().err
 
 
-TASK = ("--code", "surface_code:rotated_memory_z", "--distance", "3")
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "missing name": ((), ("NAME", "missing")),
     "missing code": (("m",), ("--code", "missing")),
@@ -150,6 +177,30 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "p with a file": (("m", "--code", "code.stim", "--p", "0.01"), ("--p", "its own noise")),
     "eta with a file": (("m", "--code", "code.stim", "--eta", "0"), ("--eta", "its own noise")),
+    "channel that does not exist": (
+        ("m", *TASK, "--p", "0.01", "--channels", "idle=1"),
+        ("--channels", "unknown channel 'idle'; known: gate, measurement, reset, data"),
+    ),
+    "channel without a number": (("m", *TASK, "--p", "0.01", "--channels", "gate"), ("'gate' is not NAME=FACTOR",)),
+    "no channel": (("m", *TASK, "--p", "0.01", "--channels", ","), ("--channels", "the list is empty")),
+    "a channel above one half": (("m", *TASK, "--p", "0.1", "--channels", "data=5"), ("noise", "outside (0, 1/2)")),
+    "two noise models": (
+        ("m", *TASK, "--channels", "gate=2", "--noise", "si1000", "--p", "0.01"),
+        ("--channels", "leave --noise out"),
+    ),
+    "missing noise file": (("m", *TASK, "--noise-file", "no.json"), ("no.json", "cannot be read")),
+    "noise file with a file": (
+        ("m", "--code", "code.stim", "--noise-file", "no.json"),
+        ("--noise-file", "its own noise"),
+    ),
+    "code capacity over rounds": (
+        ("m", *TASK, "--rounds", "3", "--noise", "code_capacity", "--p", "0.05"),
+        ("`rounds` must be 1",),
+    ),
+    "phenomenological noise of bicycle codes": (
+        ("m", "--code", "bivariate_bicycle", "--noise", "phenomenological", "--p", "0.01"),
+        ("requires code kind `stim_generator`",),
+    ),
     "a target of 0": (("m", *TASK, "--p", "0.01", "--target", "0"), ("target_p",)),
     "basis with a task": (("m", *TASK, "--basis", "x", "--p", "0.01"), ("--basis", "does not apply", "remove")),
     "distance with a file": (("m", "--code", "code.stim", "--distance", "3"), ("--distance", "does not apply")),
@@ -162,6 +213,13 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "missing matrix": (("m", "--hx", "a.npy", "--hz", "b.npy", "--p", "0.01"), ("a.npy", "cannot be read")),
     "missing directory": (("m", *TASK, "--p", "0.01", "--out", "no/m.yaml"), ("no/m.yaml", "--out")),
 }
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"p_meas_Z": 0.01}', '{"p_meas_Z": "a"}'])
+def test_bad_noise_file_is_named(here: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
+    (here / "noise.json").write_text(content)
+    assert made("m", *TASK, "--noise-file", "noise.json") == 2
+    check_error(capsys.readouterr().err, "noise.json", hint=True)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
