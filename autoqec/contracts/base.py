@@ -36,12 +36,12 @@ class Contract(BaseModel):
 
 
 def first_validation_error(error: ValidationError) -> str:
-    """Return the first error of a pydantic ValidationError in one clause: `field.path: message`."""
+    """Return the first error of a pydantic ValidationError in one clause: `field.path: message`, or the message."""
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"]) or "value"
+    field = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"field `{field}`: {message}{more}"
+    return f"field `{field}`: {message}{more}" if field else f"{message}{more}"
 
 
 def canonical_json(value: Any) -> str:

@@ -78,7 +78,8 @@ class WeightedMatching:
         max_weight: Clip weights to +-max_weight. None leaves them as they are.
 
     Raises:
-        ValueError: A column of the check matrix holds no node or more than two, or the matrices differ in width.
+        ValueError: A column of the check matrix holds no node or more than two, the matrices differ in width or hold
+            other values than 0 and 1, or max_weight is not above 0.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class WeightedMatching:
         *,
         max_weight: float | None = None,
     ) -> None:
+        if max_weight is not None and not max_weight > 0:
+            raise ValueError(f"max_weight is {max_weight}, expected a number above 0")
         self._checks = _binary_csc(check_matrix)
         self._faults = None if faults_matrix is None else _binary_csc(faults_matrix).T.astype(np.int32)
         self._max_weight = max_weight
@@ -132,7 +135,7 @@ class WeightedMatching:
         """Decode a batch of syndromes, each under its own edge weights.
 
         Args:
-            shots: uint8 [n, n_nodes], the detection events of each shot.
+            shots: [n, n_nodes] of 0 and 1 (or bool), the detection events of each shot; not bit-packed.
             weights: float [n, n_edges], log((1 - p) / p) for independent edges; any finite value, computed in float32.
                 [n_edges] serves all shots; of [m, n_edges], where m divides n, each row serves n / m shots in a row.
             return_weights: Also return the total weight of each solution.
@@ -142,21 +145,27 @@ class WeightedMatching:
             [n, n_faults], the faults that it flips. With `return_weights`, also float64 [n].
 
         Raises:
-            ValueError: Shapes do not fit, a weight is not finite, or no edge set explains a shot (an odd number of
-                detection events in a component without boundary).
+            ValueError: Shapes do not fit, a detection event is neither 0 nor 1, a weight is not finite, or no edge set
+                explains a shot (an odd number of detection events in a component without boundary).
         """
-        weights = np.atleast_2d(weights)
+        shots, weights = _as_shots(shots), np.atleast_2d(weights)
         shapes, rows = (shots.shape, weights.shape), len(weights)
-        if (
-            shapes != ((len(shots), self._n_nodes), (rows, self._n_edges))
-            or len(shots) % max(rows, 1)
-            or (rows == 0 < len(shots))
-        ):
-            raise ValueError(f"shots and weights have shapes {shapes}; nodes {self._n_nodes}, edges {self._n_edges}")
+        if shots.ndim != 2 or shots.shape[1] != self._n_nodes:
+            bits = -(-self._n_nodes // 8)
+            packed = "; unpack bit-packed shots first" if shots.ndim == 2 and shots.shape[1] == bits else ""
+            raise ValueError(f"shots have shape {shots.shape}, expected (shots, {self._n_nodes} nodes){packed}")
+        if weights.shape != (rows, self._n_edges) or len(shots) % max(rows, 1) or (rows == 0 < len(shots)):
+            raise ValueError(
+                f"shots and weights have shapes {shapes}; expected as many rows of weights as shots (or a number that "
+                f"divides it), and {self._n_edges} columns, one per edge"
+            )
+        if weights.dtype.kind not in "fiub":
+            raise ValueError(f"weights are of dtype {weights.dtype}, expected real numbers")
         with np.errstate(over="ignore"):  # an overflow is reported below
             log_odds = np.negative(weights, dtype=np.float32, casting="same_kind", order="C")
         if not np.isfinite(log_odds).all():
-            raise ValueError("weights hold values that are not finite")
+            row, column = (int(index[0]) for index in np.nonzero(~np.isfinite(log_odds)))
+            raise ValueError(f"weights are not finite (in float32), first in row {row}, edge {column}")
         if self._max_weight is not None:
             np.clip(log_odds, -self._max_weight, self._max_weight, out=log_odds)
         shots_per_row = len(shots) // max(rows, 1)
@@ -194,6 +203,19 @@ class WeightedMatching:
         if function(len(shots), shots_per_row, *self.adjacency, log_odds, syndromes, edges, done) != 0:
             done[:] = 0  # no memory for a table of nodes against nodes, which PyMatching does without
         return done.astype(bool)
+
+
+def _as_shots(shots: np.ndarray) -> np.ndarray:
+    """Return detection events as an array of bool or uint8; ValueError if an entry is neither 0 nor 1."""
+    out = np.asarray(shots)
+    if out.dtype == bool:
+        return out
+    is_binary = (
+        out.max(initial=0) <= 1 if out.dtype == np.uint8 else out.dtype.kind in "fiu" and np.isin(out, (0, 1)).all()
+    )
+    if not is_binary:
+        raise ValueError("shots hold entries other than 0 and 1")
+    return out.astype(np.uint8, copy=False)
 
 
 def _binary_csc(matrix: np.ndarray | sp.spmatrix) -> sp.csc_matrix:

@@ -153,7 +153,7 @@ def test_without_memory_in_c_pymatching_decodes_every_shot(monkeypatch: pytest.M
 )
 def test_wrong_shapes_are_rejected(events: tuple[int, int], weights: tuple[int, int]) -> None:
     checks = sp.csc_matrix(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]], np.uint8))
-    with pytest.raises(ValueError, match="have shapes"):
+    with pytest.raises(ValueError, match="have shape"):
         WeightedMatching(checks).decode_batch(np.zeros(events, np.uint8), np.zeros(weights, np.float32))
 
 
@@ -194,8 +194,43 @@ def test_weights_that_are_not_finite_in_float32_are_rejected(bad: float) -> None
     checks, events, weights = shots(3, 2, 1.0)
     row = weights[0].astype(float)
     row[3] = bad
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="not finite .*row 0, edge 3"):
         WeightedMatching(checks).decode_batch(events, row)
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([[2, 0]], "other than 0 and 1"),
+        ([[0.5, 0]], "other than 0 and 1"),
+        ([[-1, 0]], "other than 0 and 1"),
+        ([["1", "0"]], "other than 0 and 1"),
+        (np.array([[255, 0]], np.uint8), "other than 0 and 1"),
+        ([1, 0], "expected .shots, 2 nodes."),
+        (np.array([[1]], np.uint8), "unpack bit-packed shots"),
+    ],
+)
+def test_shots_that_are_no_detection_events_are_rejected(events: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WeightedMatching(np.array([[1, 1, 0], [0, 1, 1]])).decode_batch(events, np.ones((1, 3)))
+
+
+@pytest.mark.parametrize("weights", [np.ones((1, 3), complex), [["a", "b", "c"]]])
+def test_weights_that_are_no_real_numbers_are_rejected(weights: Any) -> None:
+    with pytest.raises(ValueError, match="expected real numbers"):
+        WeightedMatching(np.array([[1, 1, 0], [0, 1, 1]])).decode_batch(np.zeros((1, 2)), weights)
+
+
+def test_lists_and_integers_are_arrays() -> None:
+    matching = WeightedMatching(np.array([[1, 1, 0], [0, 1, 1]]))
+    for events in ([[1, 0]], [[True, False]], np.array([[1.0, 0.0]]), np.array([[1, 0]], np.int64)):
+        assert matching.decode_batch(events, [[1, 3, 3]]).tolist() == [[1, 0, 0]]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, np.nan])
+def test_limits_of_weights_are_above_zero(limit: float) -> None:
+    with pytest.raises(ValueError, match="max_weight"):
+        WeightedMatching(np.array([[1, 1]]), max_weight=limit)
 
 
 def test_max_weight_clips_weights() -> None:
