@@ -197,12 +197,13 @@ def decode(
     import numpy as np
 
     from autoqec.decoders.decode_memory import decoding_size, require_decode_memory
-    from autoqec.decoders.decoding import CheckpointDecoder, check_fit, missing_extension, read_model
+    from autoqec.decoders.decoding import CheckpointDecoder, check_fit, read_model
     from autoqec.decoders.shot_check import check_shots
     from autoqec.decoders.threads import check_threads, decode_array, decoders_needed
     from autoqec.errors import UsageError
     from autoqec.launch.checkpoints import open_checkpoint
     from autoqec.qec.recorded.diagnosis import describe_mismatch
+    from autoqec.qec.weighted_mwpm import missing_extension
 
     check_threads(threads, "threads")
     env_name = None if env is None else str(env)

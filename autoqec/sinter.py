@@ -18,12 +18,13 @@ import stim
 import torch
 
 from autoqec.contracts.env import CORRELATED, EnvSpec
-from autoqec.decoders.decoding import CheckpointDecoder, missing_extension
+from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.errors import UsageError
 from autoqec.models import load_models, model_layout, model_path
 from autoqec.orchestrator.editable_modules import checked_out_modules
 from autoqec.orchestrator.verified_artifact import require_verified
 from autoqec.qec.sampling import pack
+from autoqec.qec.weighted_mwpm import missing_extension
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout, runs_dir

@@ -18,7 +18,6 @@ from autoqec.decoders.gating import make_decoder
 from autoqec.decoders.local_forward import LocalForward
 from autoqec.decoders.single_shot import SingleShot
 from autoqec.errors import AutoqecError, ContractError, UsageError
-from autoqec.qec import weighted_mwpm
 from autoqec.qec.codes import build_source
 from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
 from autoqec.qec.problem import Problem, detector_coordinates
@@ -185,13 +184,6 @@ def check_detection_events(detection_events: np.ndarray, n_detectors: int) -> No
             location="detection events",
             hint=f"decode shots of a circuit with {n_detectors} detectors",
         )
-
-
-def missing_extension(backend: str) -> str | None:
-    """Return a warning if an inner decoder would use the C extension, which was not built."""
-    if backend != "mwpm" or weighted_mwpm.compiled_soft_matcher() is not None:
-        return None
-    return "the C extension is not built, so decoding is slower; see autoqec doctor"
 
 
 @contextmanager

@@ -90,7 +90,8 @@ def check_start(
     recorded = check_recorded(env, Path(env_path).parent, on_event)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
-    notes = tuple(note for note in (linked, message if workspace.head_ref() is None else None) if note is not None)
+    found = (linked, message if workspace.head_ref() is None else None, _slower_note(env, here=trained_here))
+    notes = tuple(note for note in found if note is not None)
     return StartCheck(workspace, env, env_text, baseline, baseline_config, network_options, secret, notes, recorded)
 
 
@@ -180,8 +181,17 @@ def check_resume(
     _require_writable(layout.root)
     config = baseline_config_at(workspace, info.baseline_sha)
     options = find_network_options(env, config, profile_of(info.profile), trained_here=trained_here)
+    if (slower := _slower_note(env, here=trained_here)) is not None:
+        notes.append(slower)
     shots = check_resumed(env, layout, recorded, on_event)
     return ResumeCheck(workspace, layout, info, env, env_text, config, options, tuple(notes), shots)
+
+
+def _slower_note(env: EnvSpec, *, here: bool) -> str | None:
+    """Return a note if rounds of an env, trained on this machine, lack the C extension."""
+    from autoqec.qec.weighted_mwpm import missing_extension
+
+    return missing_extension(env.backend) if here else None
 
 
 def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) -> list[str]:

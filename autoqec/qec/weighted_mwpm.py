@@ -58,6 +58,13 @@ def compiled_soft_matcher() -> Any | None:
     return functions[0]
 
 
+def missing_extension(backend: str) -> str | None:
+    """Return a warning if an inner decoder would use the C extension, which was not built."""
+    if backend != "mwpm" or compiled_soft_matcher() is not None:
+        return None
+    return "the C extension is not built, so decoding is slower; see autoqec doctor"
+
+
 def is_outdated() -> bool:
     """Return whether the library of a checkout is older than its source; False in an installed package."""
     return c_library.is_older(_LIBRARY, Path(__file__).with_name("weighted_mwpm.c"))

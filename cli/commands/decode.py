@@ -100,8 +100,9 @@ def command(
     with _opened(checkpoint, model, env_name, trust_code=trust_code, unverified=unverified) as loaded:
         if not loaded.verified:
             out.note("warning: this checkpoint is not a verified artifact")
-        from autoqec.decoders.decoding import CheckpointDecoder, missing_extension
+        from autoqec.decoders.decoding import CheckpointDecoder
         from autoqec.qec import shotfiles
+        from autoqec.qec.weighted_mwpm import missing_extension
 
         shot_format = in_format or shotfiles.guess_format(shots)
         count_shots = partial(shotfiles.count_shots, shots, shot_format)

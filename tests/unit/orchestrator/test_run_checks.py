@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import TrainingConfig
 from autoqec.contracts.profiles import profile_of
 from autoqec.errors import UsageError
 from autoqec.locate import BUILTIN
-from autoqec.orchestrator.run_checks import NetworkOptions, find_network_options
+from autoqec.orchestrator.run_checks import NetworkOptions, check_start, find_network_options
+from autoqec.qec import weighted_mwpm
 from autoqec.qec.memory import MODEL
 from autoqec.qec.problem import Problem
 from autoqec.runner.round_memory import RoundMemory
@@ -28,6 +33,22 @@ CONFIG = {"type": "mlp", "mlp": {"hidden": 8}}
 )
 def test_network_options_follow_from_the_env(name: str, expected: NetworkOptions) -> None:
     assert find_network_options(load_env(BUILTIN / f"{name}.yaml")[0], CONFIG, profile_of("dev")) == expected
+
+
+@pytest.mark.parametrize(("env", "here", "noted"), [("smoke", True, 1), ("smoke", False, 0), ("bb72_circuit", True, 0)])
+def test_a_run_without_the_extension_says_so_once(
+    env: str,
+    here: bool,
+    noted: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_cli(group, ["init", str(tmp_path / "ws")]) == 0
+    monkeypatch.chdir(tmp_path / "ws")
+    monkeypatch.setattr(weighted_mwpm, "compiled_soft_matcher", lambda: None)
+    start = check_start(BUILTIN / f"{env}.yaml", ".", "smoke", trained_here=here)
+    assert len([note for note in start.notes if "C extension is not built" in note]) == noted
 
 
 def test_a_machine_with_too_little_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
