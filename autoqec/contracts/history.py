@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.env import ESTIMATED
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
 from autoqec.contracts.provenance import SHA1, SHA256
@@ -161,6 +162,11 @@ class Verification:
     shots: int | None
     baselines: Mapping[str, bool]
     composition: CompositionVerdict | None
+
+    @property
+    def on_sealed_shots(self) -> bool:
+        """Whether the shots were recorded: only there is matching with an estimated model a baseline."""
+        return any(name in ESTIMATED for name in self.baselines)
 
     @property
     def unbeaten(self) -> list[str]:

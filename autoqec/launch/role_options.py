@@ -150,7 +150,7 @@ def check_role_options(choice: RoleOptions, root: Path) -> None:
             f"ideator `{choice.ideator}` calls no language model: "
             "--model, --effort, --price, --cassette, usd and tokens do not apply"
         )
-        raise UsageError(message, location="--ideator", hint="choose --ideator llm or hybrid")
+        raise UsageError(message, location="--ideator", hint="choose --ideator llm or hybrid; more training is --scale")
     _check_files(choice)
     for role in choice.models:
         config = choice.config(role)

@@ -161,6 +161,15 @@ def test_log_describes_each_outcome(tmp_path: Path) -> None:
         assert part in text, text
 
 
+def test_log_of_recorded_shots_names_the_strongest_baseline_and_sealed_shots(tmp_path: Path) -> None:
+    beats = {"mwpm": True, "mwpm_correlated": True, "mwpm_estimated": True, "mwpm_correlated_estimated": True}
+    found = memory(tmp_path, rounds.row(1, relative_holdout=0.1, holdout_shots=48_000, beats_panel=beats))
+    found.rebuild_views()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert "10.0% fewer failures than the strongest baseline, on 48000 sealed shots" in text
+    assert "The gain over the strongest baseline holds on sealed shots." in text and "baseline decoder" not in text
+
+
 HOSTILE_TEXT = "x\x1b[2J\x1b]8;;http://e\x07 \u202egnp <img src=x> [click](javascript:alert) `code` **bold** # h | c"
 
 
