@@ -102,6 +102,7 @@ def _check_new_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
             run_options.env,
             run_options.root,
             run_options.profile,
+            pins=run_options.pins,
             secret_file=run_options.secret_file,
             trained_here=run_options.cluster is None,
             on_event=view,

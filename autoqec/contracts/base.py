@@ -7,6 +7,7 @@ import json
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from autoqec.errors import ContractError
 
@@ -37,11 +38,31 @@ class Contract(BaseModel):
 
 def first_validation_error(error: ValidationError) -> str:
     """Return the first error of a pydantic ValidationError in one clause: `field.path: message`, or the message."""
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
+    found = {str(each["loc"]): each for each in error.errors() if not _is_other_alternative(each, error.errors())}
+    first = next(iter(found.values()))
+    field = ".".join(_field_path(first))
     message = first["msg"].removeprefix("Value error, ")
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"field `{field}`: {message}{more}" if field else f"{message}{more}"
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    if not field and first["type"] == "value_error":  # of a contract's own check of several fields
+        return f"{message}{more}"
+    return f"field `{field or 'value'}`: {message}{more}"
+
+
+def _field_path(error: ErrorDetails) -> list[str]:
+    """Return the path of a wrong field, without the names of a union's alternatives, which are no fields."""
+    return [str(part) for part in error["loc"] if not _is_alternative(part)]
+
+
+def _is_alternative(part: int | str) -> bool:
+    return isinstance(part, str) and ("-" in part or part[:1].isupper() and part.isalpha())
+
+
+def _is_other_alternative(error: ErrorDetails, errors: list[ErrorDetails]) -> bool:
+    """Return whether a value is of another type than an alternative of a union, while one of its type is wrong too."""
+    place = next((index for index, part in enumerate(error["loc"]) if _is_alternative(part)), None)
+    if place is None or not error["type"].endswith("_type"):
+        return False
+    return any(each["loc"][:place] == error["loc"][:place] and not each["type"].endswith("_type") for each in errors)
 
 
 def canonical_json(value: Any) -> str:

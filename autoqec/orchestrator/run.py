@@ -173,7 +173,15 @@ def start_run(
     """
     validate_pins(pins or {})
     profile_of(profile, scale)
-    start = check_start(env_path, repo, profile, secret_file=secret_file, trained_here=trained_here, on_event=on_event)
+    start = check_start(
+        env_path,
+        repo,
+        profile,
+        pins=pins,
+        secret_file=secret_file,
+        trained_here=trained_here,
+        on_event=on_event,
+    )
     roles = roles or Roles(search(ideator))
     common: dict[str, Any] = {
         "settings": settings,

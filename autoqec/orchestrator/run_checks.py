@@ -12,6 +12,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.history import RunInfo
+from autoqec.contracts.pins import Pins
 from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.contracts.provenance import Manifest
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
@@ -59,6 +60,7 @@ def check_start(
     repo: Path | str,
     profile: str,
     *,
+    pins: Pins | None = None,
     secret_file: Path | str | None = None,
     trained_here: bool = True,
     on_event: OnEvent = ignore,
@@ -69,6 +71,7 @@ def check_start(
         env_path: The env file.
         repo: A directory of the repository.
         profile: The name of a profile.
+        pins: DSL values that every proposal must have.
         secret_file: See `secret.new_secret`.
         trained_here: See `find_network_options`.
         on_event: Receives the progress of reading recorded shots.
@@ -87,6 +90,8 @@ def check_start(
     _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
     secret = new_secret(secret_file)
     network_options = find_network_options(env, baseline_config, chosen, trained_here=trained_here)
+    if not network_options.gate_available:
+        _require_no_gate(env, pins or {})
     recorded = check_recorded(env, Path(env_path).parent, on_event)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
@@ -185,6 +190,16 @@ def check_resume(
         notes.append(slower)
     shots = check_resumed(env, layout, recorded, on_event)
     return ResumeCheck(workspace, layout, info, env, env_text, config, options, tuple(notes), shots)
+
+
+def _require_no_gate(env: EnvSpec, pins: Pins) -> None:
+    """Raise UsageError if a gate is pinned although matching of the env has no complementary gap."""
+    from autoqec.decoders.gating import Gate
+    from autoqec.qec.problem import Problem
+
+    pinned = [key for key, value in pins.items() if key.partition(".")[0] == "gate" and value is not None]
+    for p in env.points if pinned else ():
+        Gate(Problem.from_env(env, p), 1.0, hint=f"leave out --pin {pinned[0]}")
 
 
 def _slower_note(env: EnvSpec, *, here: bool) -> str | None:

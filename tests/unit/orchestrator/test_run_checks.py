@@ -17,10 +17,11 @@ from autoqec.qec import weighted_mwpm
 from autoqec.qec.memory import MODEL
 from autoqec.qec.problem import Problem
 from autoqec.runner.round_memory import RoundMemory
-from autoqec.store.files import load_env
+from autoqec.store.files import dump_config, load_env
 from autoqec.system import memory
 from tests.support.envs import surface, surface_family
 
+TWO = {"name": "two", "code": {"kind": "dem_file", "path": "two.dem"}, "noise": {"model": "from_file"}}
 CONFIG = {"type": "mlp", "mlp": {"hidden": 8}}
 
 
@@ -49,6 +50,31 @@ def test_a_run_without_the_extension_says_so_once(
     monkeypatch.setattr(weighted_mwpm, "compiled_soft_matcher", lambda: None)
     start = check_start(BUILTIN / f"{env}.yaml", ".", "smoke", trained_here=here)
     assert len([note for note in start.notes if "C extension is not built" in note]) == noted
+
+
+@pytest.mark.parametrize("key", ["gate", "gate.share"])
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("bb72_circuit", "backend `bposd` does not have"),
+        ("two_observables", "needs one observable, this circuit has 2"),
+    ],
+)
+def test_a_pinned_gate_without_a_gap_starts_no_run(
+    env: str, message: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = BUILTIN / f"{env}.yaml"
+    assert run_cli(group, ["init", str(tmp_path / "ws")]) == 0
+    monkeypatch.chdir(tmp_path / "ws")
+    if env == "two_observables":
+        dem = "error(0.1) D0 L0\nerror(0.1) D0 D1\nerror(0.1) D1 L1\ndetector D1\n"
+        (tmp_path / "two.dem").write_text(dem)
+        path = tmp_path / "two.yaml"
+        path.write_text(dump_config(TWO | {"seed_policy": surface().seed_policy.dump()}))
+    with pytest.raises(UsageError, match=message) as error:
+        check_start(path, ".", "smoke", pins={key: 0.5})
+    assert error.value.hint == f"leave out --pin {key}"
+    assert check_start(path, ".", "smoke", pins={"gate": None, "head": "linear"}).env.name == path.stem
 
 
 def test_a_machine_with_too_little_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import stim
 from pydantic import ValidationError
 
+from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, StimGeneratorCode
 from autoqec.contracts.noise import Noise, Nvidia25Noise, Nvidia25Parameters
 from autoqec.qec.backends import make_backend
@@ -125,6 +126,12 @@ def test_noise_of_the_generator_needs_its_circuits(model: str) -> None:
     fields = {"name": "mine", "noise": noise, "seed_policy": BANDS.dump(), "backend": "bposd", "baselines": ["bposd0"]}
     with pytest.raises(ValidationError, match="requires code kind `stim_generator`"):
         EnvSpec.model_validate(fields | {"code": {"kind": "bivariate_bicycle"}})
+
+
+def test_message_on_several_fields_names_no_field() -> None:
+    with pytest.raises(ValidationError) as error:
+        env({"model": "code_capacity"}, rounds=3)
+    assert first_validation_error(error.value).startswith("noise model `code_capacity` has perfect checks")
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
