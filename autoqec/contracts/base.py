@@ -7,7 +7,6 @@ import json
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
 
 from autoqec.errors import ContractError
 
@@ -38,31 +37,39 @@ class Contract(BaseModel):
 
 def first_validation_error(error: ValidationError) -> str:
     """Return the first error of a pydantic ValidationError in one clause: `field.path: message`, or the message."""
-    found = {str(each["loc"]): each for each in error.errors() if not _is_other_alternative(each, error.errors())}
-    first = next(iter(found.values()))
-    field = ".".join(_field_path(first))
-    message = first["msg"].removeprefix("Value error, ")
+    errors = [(each["loc"], each["type"], each["msg"]) for each in error.errors()]
+    places = [(location, kind.endswith("_type")) for location, kind, _ in errors]
+    found = {
+        location: (kind, text) for location, kind, text in errors if not _is_other_alternative(location, kind, places)
+    }
+    location, (kind, text) = next(iter(found.items()))
+    field = ".".join(str(part) for part in location if not _is_alternative(part))
+    message = text.removeprefix("Value error, ")
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    if not field and first["type"] == "value_error":  # of a contract's own check of several fields
+    if not field and kind == "value_error":  # of a contract's own check of several fields
         return f"{message}{more}"
     return f"field `{field or 'value'}`: {message}{more}"
 
 
-def _field_path(error: ErrorDetails) -> list[str]:
-    """Return the path of a wrong field, without the names of a union's alternatives, which are no fields."""
-    return [str(part) for part in error["loc"] if not _is_alternative(part)]
+Location = tuple[int | str, ...]  # of an error, with the alternatives of unions, which are no fields
 
 
 def _is_alternative(part: int | str) -> bool:
     return isinstance(part, str) and ("-" in part or part[:1].isupper() and part.isalpha())
 
 
-def _is_other_alternative(error: ErrorDetails, errors: list[ErrorDetails]) -> bool:
-    """Return whether a value is of another type than an alternative of a union, while one of its type is wrong too."""
-    place = next((index for index, part in enumerate(error["loc"]) if _is_alternative(part)), None)
-    if place is None or not error["type"].endswith("_type"):
+def _is_other_alternative(location: Location, kind: str, places: list[tuple[Location, bool]]) -> bool:
+    """Return whether a value is of another type than an alternative of a union, while one of its type is wrong too.
+
+    Args:
+        location: Of the error.
+        kind: Of the error.
+        places: Location of each error, and whether it is one of the value's type.
+    """
+    union = next((index for index, part in enumerate(location) if _is_alternative(part)), None)
+    if union is None or not kind.endswith("_type"):
         return False
-    return any(each["loc"][:place] == error["loc"][:place] and not each["type"].endswith("_type") for each in errors)
+    return any(other[:union] == location[:union] and not of_type for other, of_type in places)
 
 
 def canonical_json(value: Any) -> str:
