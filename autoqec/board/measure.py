@@ -19,7 +19,7 @@ from autoqec.board.builtin import matching
 from autoqec.board.circuits import load_circuit
 from autoqec.board.process import CancelledError, DecoderFailedError, DecoderProcess, decoder_process
 from autoqec.board.results import append_measurement, blocks, read_measurements
-from autoqec.board.shots import BLOCK_SHOTS, Model
+from autoqec.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS, Model
 from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement, MeasurementStatus
 from autoqec.errors import UsageError
 from autoqec.installation import PACKAGE_DIR
@@ -38,7 +38,7 @@ class Plan:
     """What to measure of each cell.
 
     Attributes:
-        shots: Shots in total; rounded up to whole blocks.
+        shots: Shots in total; rounded up to whole blocks, fewer than a block to whole parts of it.
         seed: Seed of the shots.
         timeout_s: Limit for one block of shots, and for loading the decoder.
         again: Measure blocks that the board already has once more.
@@ -50,9 +50,14 @@ class Plan:
     again: bool = False
 
     @property
+    def block_shots(self) -> int:
+        """Shots per block: those of a part of a block if fewer than a block are wanted, as of a slow decoder."""
+        return PART_SHOTS if self.shots < BLOCK_SHOTS else BLOCK_SHOTS
+
+    @property
     def n_blocks(self) -> int:
         """Number of blocks."""
-        return -(-self.shots // BLOCK_SHOTS)
+        return -(-self.shots // self.block_shots)
 
 
 @dataclass(eq=False)
@@ -96,13 +101,21 @@ def _missing_blocks(
     done: Iterable[BoardMeasurement], decoder: str, version: str | None, dem_sha256: str, plan: Plan
 ) -> list[int]:
     known = {
-        number
+        own
         for item in done
         if item.decoder == decoder and item.decoder_version == version and not plan.again
         for model, seed, shots, number in blocks(item)
-        if (model, seed, shots) == (dem_sha256, plan.seed, BLOCK_SHOTS)
+        if (model, seed) == (dem_sha256, plan.seed)
+        for own in _numbers(shots, number, plan.block_shots)
     }
     return [number for number in range(plan.n_blocks) if number not in known]
+
+
+def _numbers(shots: int, number: int, block_shots: int) -> Iterable[int]:
+    """Return the numbers of the blocks of `block_shots` that lie in block `number` of `shots`."""
+    if shots == block_shots:
+        return (number,)
+    return range(number * PARTS, (number + 1) * PARTS) if (shots, block_shots) == (BLOCK_SHOTS, PART_SHOTS) else ()
 
 
 def measure_cells(
@@ -214,7 +227,8 @@ class _Measurement:
         self._flush("ok")
 
     def _measure_block(self, process: DecoderProcess, number: int, *, check_repeat: bool) -> None:
-        shots = self._model.sample(self._plan.seed, number)
+        sample = self._model.sample if self._plan.block_shots == BLOCK_SHOTS else self._model.sample_part
+        shots = sample(self._plan.seed, number)
         # Decoded before the block, the repeated shots also load what a decoder loads at its first call.
         first = process.decode(shots.detection_events[:REPEATED_SHOTS]) if check_repeat else None
         answer = process.decode(shots.detection_events)
@@ -265,7 +279,7 @@ class _Measurement:
                 message=message,
                 seed=self._plan.seed,
                 first_block=self._first,
-                block_shots=BLOCK_SHOTS,
+                block_shots=self._plan.block_shots,
                 failures=tuple(self._failures),
                 fixed=tuple(self._fixed) if matchable else None,
                 broken=tuple(self._broken) if matchable else None,

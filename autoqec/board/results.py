@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoqec.board.circuits import check_schema
+from autoqec.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
@@ -80,7 +81,7 @@ class Cell:
         message: What that failure said.
         conflicts: Blocks that two measurements counted differently; both are kept in the file, and `rate` uses the
             first.
-        reproduced: Blocks that several measurements counted equally.
+        reproduced: Blocks that several measurements counted equally, as a whole or in parts.
         machines: Processors of the measurements.
         measurements: The measurements.
     """
@@ -140,6 +141,10 @@ def _cell(group: list[BoardMeasurement]) -> Cell:
                 counted[key] = counts
             else:
                 (reproduced if known == counts else conflicts).add(key)
+    for key, parts in _parts_of_blocks(counted).items():
+        agrees = _agrees(counted[key], parts)
+        if agrees is not None:
+            (reproduced if agrees else conflicts).add(key)
     shots = sum(key[2] for key in counted)
     failures = sum(counts[0] for counts in counted.values())
     measured = rate(failures, shots, rounds=latest.rounds or 1) if shots else None
@@ -166,6 +171,26 @@ def _cell(group: list[BoardMeasurement]) -> Cell:
         machines=tuple(dict.fromkeys(item.machine for item in group)),
         measurements=tuple(group),
     )
+
+
+def _parts_of_blocks(counted: dict[BlockKey, BlockCounts]) -> dict[BlockKey, list[BlockCounts]]:
+    """Take the parts of blocks that are counted as a whole out of `counted`, and return them by their block."""
+    found: dict[BlockKey, list[BlockCounts]] = defaultdict(list)
+    for key in [key for key in counted if key[2] == PART_SHOTS]:
+        model, seed, _, number = key
+        whole = model, seed, BLOCK_SHOTS, number // PARTS
+        if whole in counted:
+            found[whole].append(counted.pop(key))
+    return found
+
+
+def _agrees(whole: BlockCounts, parts: list[BlockCounts]) -> bool | None:
+    """Return whether parts of a block add up to its counts; None if some parts are missing and it is possible."""
+    known = [(count, values) for count, *values in zip(whole, *parts, strict=True) if count is not None]
+    sums = [(count, sum(value or 0 for value in values)) for count, values in known]
+    if len(parts) == PARTS:
+        return all(total == count for count, total in sums)
+    return None if all(total <= count for count, total in sums) else False
 
 
 def _last_failure(group: list[BoardMeasurement]) -> BoardMeasurement | None:

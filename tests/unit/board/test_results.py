@@ -121,6 +121,34 @@ def test_conflicting_measurements_are_both_kept_and_shown(board: BoardLayout) ->
     assert json.loads(export.to_json([cell]))[0]["conflicting_blocks"] == 1
 
 
+@pytest.mark.parametrize(
+    ("failures", "fixed", "state"),
+    [
+        ((2,) * 5, (1, 1, 1, 1, 0), "measured"),  # 10 failures in 8 parts; the last three have none
+        ((2,) * 5 + (0, 0, 0), (1, 1, 1, 1, 0, 0, 0, 0), "measured"),
+        ((2,) * 5 + (0, 0, 1), (1, 1, 1, 1, 0, 0, 0, 0), "conflict"),  # 11 failures
+        ((2, 2, 2, 2, 3), (1, 1, 1, 1, 0), "conflict"),
+        ((1,) * 8, (1, 1, 1, 1, 0, 0, 0, 0), "conflict"),  # 8 failures in the whole block
+        ((2,) * 5, (1,) * 5, "conflict"),
+    ],
+)
+def test_parts_of_a_measured_block_are_compared_with_it(
+    failures: tuple[int, ...], fixed: tuple[int, ...], state: str
+) -> None:
+    broken = (1,) + (0,) * (len(failures) - 1)
+    parts = measurement(block_shots=125, failures=failures, fixed=fixed, broken=broken)
+    for order in ([measurement(), parts], [parts, measurement()]):
+        (cell,) = cells(order)
+        assert cell.rate is not None and (cell.rate.errors, cell.rate.shots) == (30, 2000), "the block counts once"
+        assert cell.state == state
+
+
+def test_parts_beside_other_blocks_are_counted() -> None:
+    parts = measurement(block_shots=125, first_block=16, failures=(1, 2), fixed=(0, 0), broken=(0, 0))
+    (cell,) = cells([measurement(), parts])
+    assert cell.rate is not None and (cell.rate.errors, cell.rate.shots) == (33, 2250)
+
+
 def test_figures_of_a_cell() -> None:
     (cell,) = cells([measurement(), measurement(first_block=2, cpu_s=0.006, reference_cpu_s=0.003)])
     assert cell.rate is not None and cell.effect is not None
