@@ -11,7 +11,7 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from autoqec.board.circuits import check_schema
+from autoqec.board.circuits import read_lines
 from autoqec.board.shots import BLOCK_SHOTS, TRAINING_BLOCKS
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.board import BoardCircuit, BoardDecoder
@@ -65,10 +65,7 @@ def load_decoders(board: BoardLayout) -> dict[str, BoardDecoder]:
     for model in load_models():
         name = f"autoqec:{model}"
         found[name] = BoardDecoder(name=name, source=MODEL_SOURCE, key=name)
-    for number, line in enumerate(jsonl.read(board.decoders), start=1):
-        location = f"{board.decoders}:{number}"
-        check_schema(line, location)
-        decoder = BoardDecoder.read(line, location=location)
+    for location, decoder in read_lines(board.decoders, BoardDecoder):
         if found.setdefault(decoder.name, decoder) != decoder:
             raise ContractError(
                 f"two decoders are called {decoder.name!r}", location=location, hint=f"edit {board.decoders}"

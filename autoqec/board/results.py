@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoqec.board.circuits import check_schema
+from autoqec.board.circuits import read_lines
 from autoqec.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 from autoqec.contracts.env import CORRELATED
@@ -27,12 +27,7 @@ def read_measurements(path: Path) -> list[BoardMeasurement]:
     Raises:
         ContractError: A line is damaged, has an unknown schema or contradicts itself.
     """
-    found = []
-    for number, line in enumerate(jsonl.read(path), start=1):
-        location = f"{path}:{number}"
-        check_schema(line, location)
-        found.append(BoardMeasurement.read(line, location=location))
-    return found
+    return [measurement for _, measurement in read_lines(path, BoardMeasurement)]
 
 
 def board_measurements(board: BoardLayout) -> list[BoardMeasurement]:

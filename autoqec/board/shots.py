@@ -13,6 +13,7 @@ import stim
 from autoqec.errors import UsageError
 from autoqec.qec.problem import incidence_matrices, read_mechanisms
 from autoqec.qec.sampling import Shots, pack
+from autoqec.reporting.text import pluralize
 
 BLOCK_SHOTS = 1000
 # Shots from which decoders estimate: no measurement has a negative seed.
@@ -48,8 +49,8 @@ class Model:
         """
         if circuit.num_detectors == 0 or circuit.num_observables == 0:
             raise UsageError(
-                f"the circuit has {circuit.num_detectors} detectors and {circuit.num_observables} observables; "
-                "a decoder needs at least one of each",
+                f"the circuit has {pluralize(circuit.num_detectors, 'detector')} and "
+                f"{pluralize(circuit.num_observables, 'observable')}; a decoder needs at least one of each",
                 location=location,
                 hint="add DETECTOR and OBSERVABLE_INCLUDE lines to the circuit",
             )

@@ -14,6 +14,7 @@ import stim
 
 from autoqec.board import export
 from autoqec.board.circuits import add_circuit, load_circuit, load_circuits
+from autoqec.board.decoders import load_decoders
 from autoqec.board.page import page
 from autoqec.board.results import append_measurement, board_measurements, cells, pareto_front, read_measurements
 from autoqec.board.summary import advice, cell_line, measurement_line, missing_cells, table_lines
@@ -70,8 +71,8 @@ def test_added_circuit_is_read_again(board: BoardLayout, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("M 0\nDETECTOR rec[-1]\n", "1 detectors and 0 observables"),
-        ("M 0\nOBSERVABLE_INCLUDE(0) rec[-1]\n", "0 detectors and 1 observables"),
+        ("M 0\nDETECTOR rec[-1]\n", "has 1 detector and 0 observables"),
+        ("M 0\nOBSERVABLE_INCLUDE(0) rec[-1]\n", "has 0 detectors and 1 observable"),
         ("H 0\nM 0\nDETECTOR rec[-1]\nOBSERVABLE_INCLUDE(0) rec[-1]\n", "cannot compute its detector error model"),
         ("NOT_A_GATE 0\n", "is not a stim circuit"),
     ],
@@ -89,6 +90,18 @@ def test_unknown_schema_is_refused(board: BoardLayout) -> None:
     board.results.write_text(board.results.read_text() + json.dumps({"schema_version": 2}) + "\n")
     with pytest.raises(ContractError, match=r"results.jsonl:2: unknown schema_version 2"):
         board_measurements(board)
+
+
+@pytest.mark.parametrize("line", ["not json", "[1]", '{"schema_version":1,"circuit":"c"}'])
+@pytest.mark.parametrize("name", ["results", "circuits", "decoders"])
+def test_damaged_line_is_an_error_that_says_what_to_do(board: BoardLayout, name: str, line: str) -> None:
+    board.dir.mkdir()
+    path: Path = getattr(board, name)
+    path.write_text(line + "\n")
+    with pytest.raises(ContractError) as error:
+        {"results": board_measurements, "circuits": load_circuits, "decoders": load_decoders}[name](board)
+    assert error.value.location == f"{path}:1"
+    assert error.value.hint == f"restore {path} from a backup, or delete the line"
 
 
 def test_packaged_board_as_directory_is_read_once(board: BoardLayout, monkeypatch: pytest.MonkeyPatch) -> None:
