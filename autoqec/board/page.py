@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoqec.board.results import Cell, pareto_front
+from autoqec.board.results import Cell, cell_times, pareto_front
 from autoqec.board.summary import advice, conflict_text, rate_text, shots_text
 from autoqec.contracts.board import BoardCircuit
 from autoqec.reporting.html import environment, policy, template_text
@@ -33,13 +33,15 @@ class Plot:
     Attributes:
         circuit: Name of the circuit.
         points: The measured cells with failures.
-        x_ticks: Position and label of powers of ten, in microseconds.
+        x_label: What the horizontal axis shows: microseconds, or the ratio to correlated matching if all have one.
+        x_ticks: Position and label of powers of ten.
         y_ticks: Position and label of powers of ten.
         front: Points of the Pareto front, as the `points` of an SVG polyline.
     """
 
     circuit: str
     points: tuple[Point, ...]
+    x_label: str
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
     front: str
@@ -81,12 +83,16 @@ def page(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell]) -> str:
 
 def plot(name: str, group: Sequence[Cell]) -> Plot | None:
     """Lay out the plot of a circuit; None with fewer than two cells that have failures and a time."""
-    shown = [cell for cell in group if cell.state == "measured" and cell.rate and cell.rate.errors and cell.us_per_shot]
+    shown = [
+        cell
+        for cell in group
+        if cell.state == "measured" and cell.rate and cell.rate.errors and cell.us_per_shot and cell.relative_time != 0
+    ]
     if len(shown) < 2:
         return None
-    times = [cell.us_per_shot or 0.0 for cell in shown]
+    times, relative = cell_times(shown)
     rates = [end for cell in shown if cell.rate for end in (cell.rate.low, cell.rate.high)]
-    x_range, y_range = _decades(times), _decades(rates)
+    x_range, y_range = _decades(list(times.values())), _decades(rates)
 
     def x(value: float) -> float:
         return round(MARGIN + (math.log10(value) - x_range[0]) / (x_range[1] - x_range[0]) * (WIDTH - 2 * MARGIN), 1)
@@ -98,13 +104,14 @@ def plot(name: str, group: Sequence[Cell]) -> Plot | None:
 
     front = [cell for cell in pareto_front(group) if cell in shown]
     points = tuple(
-        Point(cell, x(cell.us_per_shot or 1.0), y(cell.rate.rate), y(cell.rate.low), y(cell.rate.high), cell in front)
+        Point(cell, x(times[cell.decoder]), y(cell.rate.rate), y(cell.rate.low), y(cell.rate.high), cell in front)
         for cell in shown
         if cell.rate
     )
     return Plot(
         circuit=name,
         points=points,
+        x_label="CPU time per shot relative to correlated matching" if relative else "CPU time per shot (µs, one core)",
         x_ticks=tuple((x(10.0**power), f"{10.0**power:g}") for power in range(x_range[0], x_range[1] + 1)),
         y_ticks=tuple((y(10.0**power), f"1e{power}") for power in range(y_range[0], y_range[1] + 1)),
         front=" ".join(f"{point.x},{point.y}" for cell in front for point in points if point.cell is cell),

@@ -231,13 +231,24 @@ def _times(group: list[BoardMeasurement]) -> tuple[float | None, float | None]:
     return (1e6 * seconds / shots if shots else None), relative
 
 
+def cell_times(table: Iterable[Cell]) -> tuple[dict[str, float], bool]:
+    """Return the times of the cells of one circuit by decoder, and whether they are ratios to correlated matching.
+
+    Ratios are measured in one process. Microseconds also depend on the machine; they are used where a cell has no
+    ratio, as without a matching graph. Cells without a time are left out.
+    """
+    timed = [cell for cell in table if cell.us_per_shot is not None]
+    relative = all(cell.relative_time is not None for cell in timed)
+    return {cell.decoder: (cell.relative_time if relative else cell.us_per_shot) or 0.0 for cell in timed}, relative
+
+
 def pareto_front(table: Iterable[Cell]) -> list[Cell]:
     """Return the cells of one circuit that no other beats in both failures per shot and time, fastest first."""
-    usable = [
-        cell for cell in table if cell.state == "measured" and cell.rate is not None and cell.us_per_shot is not None
-    ]
+    measured = [cell for cell in table if cell.state == "measured" and cell.rate is not None]
+    times, _ = cell_times(measured)
+    usable = [cell for cell in measured if cell.decoder in times]
     front: list[Cell] = []
-    for cell in sorted(usable, key=lambda cell: (cell.us_per_shot or 0.0, cell.rate.rate if cell.rate else 0.0)):
+    for cell in sorted(usable, key=lambda cell: (times[cell.decoder], cell.rate.rate if cell.rate else 0.0)):
         if not front or (cell.rate and front[-1].rate and cell.rate.rate < front[-1].rate.rate):
             front.append(cell)
     return front

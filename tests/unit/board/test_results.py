@@ -241,16 +241,56 @@ def test_pareto_front_drops_what_another_cell_beats() -> None:
     assert [item.decoder for item in pareto_front(table)] == ["fast_bad", "mid", "slow_good"]
 
 
-def test_advice_has_five_lines_from_measured_cells_only(circuit: BoardCircuit) -> None:
+def test_times_of_different_machines_are_compared_relative_to_correlated_matching() -> None:
+    """The slower machine takes 9 µs for what the faster one does in 3 µs."""
     table = cells(
-        [measurement(failures=(100, 90), fixed=(40, 50), broken=(1, 2)), measurement(decoder="e", status="error")]
+        [
+            measurement(decoder="fast_machine", failures=(50, 50), cpu_s=0.006, reference_cpu_s=0.006),
+            measurement(decoder="slow_machine", failures=(60, 60), cpu_s=0.009, reference_cpu_s=0.018),
+        ]
+    )
+    assert [item.decoder for item in pareto_front(table)] == ["slow_machine", "fast_machine"]
+    assert advice({}, table)[0].endswith(": slow_machine (1 of 1 circuit).")
+    mixed = cells([*table[0].measurements, measurement(decoder="mixed", cpu_s=0.009, fixed=None, broken=None,
+                                                       reference_cpu_s=None, failures=(60, 60))])  # fmt: skip
+    assert [item.decoder for item in pareto_front(mixed)] == ["fast_machine"], "one cell has no ratio"
+
+
+def test_advice_has_five_lines_from_measured_cells_only(circuit: BoardCircuit) -> None:
+    better: dict[str, Any] = {"failures": (100, 90), "fixed": (40, 50), "broken": (1, 2)}
+    table = cells(
+        [
+            measurement(**better, cpu_s=0.002),
+            measurement(**better, decoder="slow", cpu_s=0.006),
+            measurement(decoder="e", status="error"),
+        ]
     )
     lines = advice({"c": circuit}, table)
-    assert len(lines) == 5 and lines[2].endswith(": d (1 circuit).") and not any("e (" in line for line in lines)
-    few = cells([measurement(failures=(100, 90)), measurement(decoder="e", failures=(3, 4))])
-    assert advice({}, few)[1].endswith(": none measured."), "the best cell has 7 failures: nothing is decided"
-    assert advice({}, [])[0] == "Shortest time: none measured."
+    assert len(lines) == 5 and not any("e (" in line for line in lines)
+    assert lines[1].endswith(": d (1 of 1 circuit)."), "the other one takes three times as long as correlated matching"
+    few = cells([measurement(failures=(100, 90)), measurement(decoder="f", failures=(3, 4))])
+    assert advice({}, few)[2].endswith(": none measured."), "the best cell has 7 failures: nothing is decided"
+    unmatched: dict[str, Any] = {"fixed": None, "broken": None, "reference_cpu_s": None}
+    other = cells([measurement(**unmatched, failures=(60, 60)), measurement(**unmatched, decoder="f")])
+    assert advice({}, other)[3].endswith(": none measured.")
+    enough = cells(
+        [measurement(**unmatched, failures=(60, 60)), measurement(**unmatched, decoder="f", failures=(70, 70))]
+    )
+    assert advice({}, enough)[3].endswith(": d (1 of 1 circuit).")
+    assert all(line.endswith(": none measured.") for line in advice({}, [])[:4])
     assert "circuits without any: c" in "\n".join(table_lines({"c": circuit}, table, {"c": []}))
+
+
+def test_advice_names_the_first_five_decoders_of_a_list() -> None:
+    table = cells(
+        [
+            measurement(circuit=name, circuit_sha256=str(index) * 64, decoder=decoder, cpu_s=cpu_s)
+            for index, name in enumerate("abcdefg")
+            for decoder, cpu_s in ((f"d{index}", 0.001), ("slower", 0.002))
+        ]
+    )
+    names = ", ".join(f"d{index} (1 of 7 circuits)" for index in range(5))
+    assert advice({}, table)[0].endswith(f": {names}, and 2 other decoders.")
 
 
 def test_table_is_aligned_and_explains_its_columns(circuit: BoardCircuit) -> None:
