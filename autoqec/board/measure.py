@@ -29,7 +29,7 @@ from autoqec.store.package_layout import BoardLayout
 from autoqec.system import git, machine
 
 SAVE_S = 30.0  # seconds between two appended measurements of a long cell
-REPEATED_SHOTS = 64  # of the first block, decoded twice
+REPEATED_SHOTS = 64  # of the first block, decoded before it and after the last one too
 _CODE = ("autoqec", "cli", ":(exclude)autoqec/data")  # results are written while the code stays the same
 
 
@@ -207,6 +207,7 @@ class _Measurement:
         self._version = board_decoders.version(decoder)
         self._model = Model.of(load_circuit(circuit, board), location=f"circuit {circuit.name}")
         self._reference = Reference(self._model)
+        self._first_predictions: np.ndarray | None = None
         self._begin(0)
 
     def run(self, done: list[BoardMeasurement]) -> None:
@@ -218,7 +219,9 @@ class _Measurement:
             try:
                 process.compile(self._decoder, self._model)
                 for number in missing:
-                    self._measure_block(process, number, check_repeat=number == missing[0])
+                    self._measure_block(process, number)
+                if len(missing) > 1:  # a decoder that learns from shots may change its answers late
+                    self._check_repeated(process.decode(self._repeated).predictions, "the first shots", " at the end")
             except DecoderFailedError as failure:
                 self._flush(failure.status, str(failure))
                 return
@@ -226,17 +229,24 @@ class _Measurement:
                 pass
         self._flush("ok")
 
-    def _measure_block(self, process: DecoderProcess, number: int, *, check_repeat: bool) -> None:
+    def _check_repeated(self, predictions: np.ndarray, shots: str, when: str = "") -> None:
+        """Compare predictions for the repeated shots with the first ones."""
+        assert self._first_predictions is not None
+        changed = int((self._first_predictions != predictions).any(axis=1).sum())
+        if changed:
+            message = f"changed {changed} of {REPEATED_SHOTS} answers when {shots} were decoded again{when}"
+            raise DecoderFailedError("inconsistent", message)
+
+    def _measure_block(self, process: DecoderProcess, number: int) -> None:
         sample = self._model.sample if self._plan.block_shots == BLOCK_SHOTS else self._model.sample_part
         shots = sample(self._plan.seed, number)
-        # Decoded before the block, the repeated shots also load what a decoder loads at its first call.
-        first = process.decode(shots.detection_events[:REPEATED_SHOTS]) if check_repeat else None
+        is_first = self._first_predictions is None
+        if is_first:  # before the block, so that a decoder also loads what it loads at its first call
+            self._repeated = shots.detection_events[:REPEATED_SHOTS]
+            self._first_predictions = process.decode(self._repeated).predictions
         answer = process.decode(shots.detection_events)
-        if first is not None:
-            changed = int((first.predictions != answer.predictions[:REPEATED_SHOTS]).any(axis=1).sum())
-            if changed:
-                message = f"changed {changed} of {REPEATED_SHOTS} answers when the same shots were decoded again"
-                raise DecoderFailedError("inconsistent", message)
+        if is_first:
+            self._check_repeated(answer.predictions[:REPEATED_SHOTS], "the same shots")
         if self._failures and (
             number != self._first + len(self._failures) or time.monotonic() - self._started > SAVE_S
         ):

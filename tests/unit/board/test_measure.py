@@ -181,6 +181,14 @@ def test_failure_of_a_decoder_is_recorded(
     assert failed.decoder_version is None, "the module belongs to no distribution"
 
 
+def test_decoder_whose_answers_change_during_a_cell_is_inconsistent(board: BoardLayout, circuit: BoardCircuit) -> None:
+    measure_cells(board, [(circuit, broken("drifts"))], Plan(2000))
+    measure_cells(board, [(circuit, broken("drifts"))], Plan(3000, again=True))
+    before, after = read_measurements(board.results)
+    assert before.status == "ok" and (after.status, len(after.failures)) == ("inconsistent", 3)
+    assert after.message == "changed 64 of 64 answers when the first shots were decoded again at the end"
+
+
 def test_decoder_that_hangs_is_ended(board: BoardLayout, circuit: BoardCircuit) -> None:
     measure_cells(board, [(circuit, broken("hangs"))], Plan(1000, timeout_s=5.0))
     (found,) = read_measurements(board.results)
@@ -199,10 +207,10 @@ def test_added_decoders_are_listed_and_kept(board: BoardLayout) -> None:
     probe = BoardDecoder(name="probe", source=BROKEN)
     with decoder_process(probe, 60.0) as process:
         keys = process.offered(probe)
-    assert "zero" in keys and len(keys) == 10
+    assert "zero" in keys and len(keys) == 11
     for _ in range(2):
         add_decoders(board, BROKEN, keys, sandboxed=False)
-    assert load_decoders(board)["zero"] == broken("zero") and len(board.decoders.read_text().splitlines()) == 10
+    assert load_decoders(board)["zero"] == broken("zero") and len(board.decoders.read_text().splitlines()) == 11
     with pytest.raises(UsageError, match="other decoders of these names: 'mwpm'"):
         add_decoders(board, BROKEN, ["mwpm"], sandboxed=False)
 
