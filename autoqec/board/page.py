@@ -12,11 +12,23 @@ from autoqec.contracts.board import BoardCircuit
 from autoqec.reporting.html import environment, policy, template_text
 
 WIDTH, HEIGHT, MARGIN = 520, 240, 48
+LABEL_HEIGHT, CHARACTER_WIDTH = 10.0, 5.5  # of the font in which points are labelled
 
 
 @dataclass(frozen=True)
 class Point:
-    """A cell in a scatter plot; `y_low` and `y_high` are the ends of its interval."""
+    """A cell in a scatter plot.
+
+    Attributes:
+        cell: The cell.
+        x: Position of its time.
+        y: Position of its failures per shot.
+        y_low: Position of the lower end of their interval.
+        y_high: Position of the upper end.
+        on_front: Whether the cell lies on the Pareto front.
+        label_y: Position of its label.
+        label_end: Whether the label ends at the point instead of beginning there.
+    """
 
     cell: Cell
     x: float
@@ -24,6 +36,8 @@ class Point:
     y_low: float
     y_high: float
     on_front: bool
+    label_y: float
+    label_end: bool
 
 
 @dataclass(frozen=True)
@@ -103,19 +117,48 @@ def plot(name: str, group: Sequence[Cell]) -> Plot | None:
         )
 
     front = [cell for cell in pareto_front(group) if cell in shown]
-    points = tuple(
-        Point(cell, x(times[cell.decoder]), y(cell.rate.rate), y(cell.rate.low), y(cell.rate.high), cell in front)
-        for cell in shown
-        if cell.rate
-    )
+    labels: list[tuple[float, float, float]] = []
+    points = []
+    for cell in shown:
+        assert cell.rate is not None
+        at_x, at_y = x(times[cell.decoder]), y(cell.rate.rate)
+        label_y, label_end = _place(labels, cell.decoder, at_x, at_y)
+        points.append(Point(cell, at_x, at_y, y(cell.rate.low), y(cell.rate.high), cell in front, label_y, label_end))
     return Plot(
         circuit=name,
-        points=points,
+        points=tuple(points),
         x_label="CPU time per shot relative to correlated matching" if relative else "CPU time per shot (µs, one core)",
         x_ticks=tuple((x(10.0**power), f"{10.0**power:g}") for power in range(x_range[0], x_range[1] + 1)),
         y_ticks=tuple((y(10.0**power), f"1e{power}") for power in range(y_range[0], y_range[1] + 1)),
         front=" ".join(f"{point.x},{point.y}" for cell in front for point in points if point.cell is cell),
     )
+
+
+def _place(labels: list[tuple[float, float, float]], text: str, x: float, y: float) -> tuple[float, bool]:
+    """Find a place for the label of a point beside the others, and add it to them.
+
+    Args:
+        labels: Left end, right end and baseline of each label so far.
+        text: The label.
+        x: Position of the point.
+        y: Position of the point.
+
+    Returns:
+        The baseline, and whether the label ends at the point.
+    """
+    width = CHARACTER_WIDTH * len(text)
+    label_end = x + 5 + width > WIDTH
+    left = x - 5 - width if label_end else x + 5
+    offsets = sorted((LABEL_HEIGHT * step for step in range(-20, 21)), key=abs)
+    within = [y - 5 + offset for offset in offsets if LABEL_HEIGHT <= y - 5 + offset <= HEIGHT - MARGIN]
+    free = (
+        line
+        for line in within
+        if all(abs(line - other) >= LABEL_HEIGHT or left > end or left + width < start for start, end, other in labels)
+    )
+    baseline = round(next(free, within[0]), 1)
+    labels.append((left, left + width, baseline))
+    return baseline, label_end
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:

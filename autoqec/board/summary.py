@@ -178,6 +178,7 @@ def _failure_rate(cell: Cell) -> float:
 def _tally(winners: list[str], n_circuits: int) -> str:
     """Count the circuits of each decoder; name the first `SHOWN_DECODERS`."""
     counts = Counter(sorted(winners)).most_common()
-    shown = [f"{name} ({count} of {pluralize(n_circuits, 'circuit')})" for name, count in counts[:SHOWN_DECODERS]]
+    total = f" of {pluralize(n_circuits, 'circuit')}"
+    shown = [f"{name} ({count}{'' if index else total})" for index, (name, count) in enumerate(counts[:SHOWN_DECODERS])]
     left = len(counts) - len(shown)
     return ", ".join(shown + ([f"and {pluralize(left, 'other decoder')}"] if left else [])) or "none measured"

@@ -15,7 +15,7 @@ import stim
 from autoqec.board import export
 from autoqec.board.circuits import add_circuit, load_circuit, load_circuits
 from autoqec.board.decoders import load_decoders
-from autoqec.board.page import page
+from autoqec.board.page import HEIGHT, LABEL_HEIGHT, MARGIN, page, plot
 from autoqec.board.results import append_measurement, board_measurements, cells, pareto_front, read_measurements
 from autoqec.board.summary import advice, cell_line, measurement_line, missing_cells, table_lines
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
@@ -177,7 +177,7 @@ def test_cell_with_few_failures_says_that_100_need_more_shots(circuit: BoardCirc
     assert "30/2000 (100 failures need > 2,000 shots)" in cell_line(few)
     assert "100/2000 " in cell_line(many) and "> 2,000" not in cell_line(many)
     text = page({"c": circuit.model_copy(update={"sha256": "a" * 64})}, [few])
-    assert "30/2000 (100 failures need &gt; 2,000 shots)" in text
+    assert "30/2000<br><small>(100 failures need &gt; 2,000 shots)</small>" in text
 
 
 def test_line_of_a_cell_shows_the_rate_per_round() -> None:
@@ -256,6 +256,19 @@ def test_times_of_different_machines_are_compared_relative_to_correlated_matchin
     assert [item.decoder for item in pareto_front(mixed)] == ["fast_machine"], "one cell has no ratio"
 
 
+def test_labels_of_a_plot_do_not_cover_each_other() -> None:
+    times = (0.002, 0.0021, 0.0022, 0.0023, 2.0)
+    table = cells([measurement(decoder=f"decoder_{index}", cpu_s=time) for index, time in enumerate(times)])
+    found = plot("c", table)
+    assert found is not None
+    for number, first in enumerate(found.points):
+        assert 0 <= first.label_y <= HEIGHT - MARGIN
+        for second in found.points[:number]:
+            apart = abs(first.label_y - second.label_y) >= LABEL_HEIGHT
+            assert apart or abs(first.x - second.x) > 100, "about the width of a label"
+    assert [point.label_end for point in found.points] == [False] * 4 + [True], "the last one would leave the plot"
+
+
 def test_advice_has_five_lines_from_measured_cells_only(circuit: BoardCircuit) -> None:
     better: dict[str, Any] = {"failures": (100, 90), "fixed": (40, 50), "broken": (1, 2)}
     table = cells(
@@ -289,7 +302,7 @@ def test_advice_names_the_first_five_decoders_of_a_list() -> None:
             for decoder, cpu_s in ((f"d{index}", 0.001), ("slower", 0.002))
         ]
     )
-    names = ", ".join(f"d{index} (1 of 7 circuits)" for index in range(5))
+    names = "d0 (1 of 7 circuits), d1 (1), d2 (1), d3 (1), d4 (1)"
     assert advice({}, table)[0].endswith(f": {names}, and 2 other decoders.")
 
 
