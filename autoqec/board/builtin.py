@@ -17,8 +17,8 @@ from autoqec.contracts.env import CORRELATED, BpSettings
 from autoqec.errors import UsageError
 from autoqec.qec.bp import MIN_CHANNEL_PROB, PostProcessing, make_ldpc
 from autoqec.qec.external_decoders import without_separators
-from autoqec.qec.graph import TannerGraph, tanner_graph
-from autoqec.qec.problem import incidence_matrices, matching_obstacle, read_mechanisms
+from autoqec.qec.graph import TannerGraph, sector_graph, tanner_graph
+from autoqec.qec.problem import detector_coordinates, incidence_matrices, matching_obstacle, read_mechanisms
 from autoqec.qec.recorded.estimation import estimate_dem
 from autoqec.qec.sampling import pack, unpack
 
@@ -57,6 +57,8 @@ def decoders() -> dict[str, sinter.Decoder]:
         "bposd_cs10": Decoder(lambda dem: _bp(dem, "bposd", TUNED)),
         "bposd_cs10_qldpc": Decoder(lambda dem: _bp(dem, "bposd", CHALLENGE)),
         "bplsd0": Decoder(lambda dem: _bp(dem, "bplsd", FAST)),
+        "bposd_cs10_sector": Decoder(lambda dem: _sector_bp(dem, "bposd", TUNED)),
+        "bplsd0_sector": Decoder(lambda dem: _sector_bp(dem, "bplsd", FAST)),
         "union_find": Decoder(_union_find),
         "fusion_blossom": Decoder(_fusion_blossom),
         "tesseract_short": Decoder(lambda dem: _tesseract(dem, "tesseract-short-beam")),
@@ -105,6 +107,35 @@ def _bp(
 ) -> Callable[[np.ndarray], np.ndarray]:
     graph = _tanner_graph(dem)
     return _by_mechanisms(graph, make_ldpc(graph, post_processing, settings).decode)
+
+
+def _sector_bp(
+    dem: stim.DetectorErrorModel, post_processing: PostProcessing, settings: BpSettings
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Build a decoder of the detectors of one sector, on which error mechanisms with the same flips are one variable.
+
+    The last coordinate of a detector is its sector. Decoded is the one that detects every flip of an observable.
+    """
+    joint = _tanner_graph(dem)
+    last = detector_coordinates(dem, dem.num_detectors)[:, -1:].ravel()
+    sectors = [graph for value in np.unique(last) if (graph := _detecting(joint, last == value)) is not None]
+    if len(sectors) != 1 or not len(sectors[0].out_of_sector):
+        raise UsageError("no last coordinate of detectors names a sector that detects the flips of every observable")
+    (graph,) = sectors
+    by_mechanisms = _by_mechanisms(graph, make_ldpc(graph, post_processing, settings).decode)
+
+    def decode(events: np.ndarray) -> np.ndarray:
+        return by_mechanisms(pack(unpack(events, dem.num_detectors)[:, graph.in_sector].astype(bool)))
+
+    return decode
+
+
+def _detecting(joint: TannerGraph, mask: np.ndarray) -> TannerGraph | None:
+    """Return the graph of the detectors in `mask`; None if they do not detect every flip of an observable."""
+    try:
+        return sector_graph(joint, mask, "board")
+    except UsageError:
+        return None
 
 
 def _union_find(dem: stim.DetectorErrorModel) -> Callable[[np.ndarray], np.ndarray]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import stim
 
 from autoqec.board.shots import Model
+from autoqec.contracts.base import Contract
 from autoqec.contracts.board import BoardCircuit
 from autoqec.contracts.env import BicycleCode, EnvSpec, StimGeneratorCode
 from autoqec.errors import ContractError, UsageError
@@ -18,6 +19,7 @@ from autoqec.store import atomic, jsonl
 from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
 
 MAX_BYTES = 64 * 2**20
+Line = TypeVar("Line", bound=Contract)
 _SEEDS = {"train": [0, 1], "val": [2, 3], "holdout": [4, 5]}  # an env needs bands; a board uses none of them
 
 
@@ -34,10 +36,7 @@ def load_circuits(board: BoardLayout) -> dict[str, BoardCircuit]:
     """
     found: dict[str, BoardCircuit] = {}
     for path in dict.fromkeys((PACKAGED_BOARD.circuits, board.circuits)):
-        for number, line in enumerate(jsonl.read(path), start=1):
-            location = f"{path}:{number}"
-            check_schema(line, location)
-            circuit = BoardCircuit.read(line, location=location)
+        for location, circuit in read_lines(path, BoardCircuit):
             known = found.setdefault(circuit.name, circuit)
             if known.sha256 != circuit.sha256:
                 raise ContractError(
@@ -46,11 +45,24 @@ def load_circuits(board: BoardLayout) -> dict[str, BoardCircuit]:
     return found
 
 
-def check_schema(line: dict[str, object], location: str) -> None:
-    """Raise ContractError if a line's `schema_version` is not one that this version reads."""
-    if line.get("schema_version") != 1:
-        message = f"unknown schema_version {line.get('schema_version')!r}; this version of autoqec reads 1"
-        raise ContractError(message, location=location, hint="pip install --upgrade autoqec")
+def read_lines(path: Path, contract: type[Line]) -> list[tuple[str, Line]]:
+    """Return the lines of a board's file, each with its location; an incomplete last line is ignored.
+
+    Raises:
+        ContractError: A line is damaged, or its `schema_version` is not one that this version reads.
+    """
+    found = []
+    try:
+        for number, line in enumerate(jsonl.read(path), start=1):
+            location, schema = f"{path}:{number}", line.get("schema_version")
+            if schema != 1:
+                message = f"unknown schema_version {schema!r}; this version of autoqec reads 1"
+                raise ContractError(message, location=location, hint="pip install --upgrade autoqec")
+            found.append((location, contract.read(line, location=location)))
+    except ContractError as error:
+        error.hint = error.hint or f"restore {path} from a backup, or delete the line"
+        raise
+    return found
 
 
 def generate(spec: BoardCircuit) -> stim.Circuit:

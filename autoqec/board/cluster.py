@@ -31,7 +31,7 @@ from autoqec.system import slurm
 
 def job_options(options: Mapping[str, str], plan: Plan) -> dict[str, str]:
     """Return the `--slurm` options, completed by what a cell may need, so that its own limits apply before them."""
-    calls = plan.n_blocks + 2  # the decoder is loaded, and some shots are decoded twice
+    calls = plan.n_blocks + 3  # the decoder is loaded, and some shots are decoded again before and after the blocks
     return {
         "time": str(math.ceil(calls * plan.timeout_s / 60) + rounds.MARGIN_MIN),
         "cpus": "1",

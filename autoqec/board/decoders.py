@@ -11,12 +11,12 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from autoqec.board.circuits import check_schema
+from autoqec.board.circuits import read_lines
 from autoqec.board.shots import BLOCK_SHOTS, TRAINING_BLOCKS
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.board import BoardCircuit, BoardDecoder
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.env import CORRELATED, EnvSpec, StimGeneratorCode
+from autoqec.contracts.env import CORRELATED, BicycleCode, EnvSpec, StimGeneratorCode
 from autoqec.contracts.names import RUN_ID
 from autoqec.errors import ContractError, UsageError
 from autoqec.installation import __version__
@@ -31,6 +31,7 @@ BUILTIN_SOURCE = "autoqec.board.builtin:decoders"
 MODEL_SOURCE = "autoqec.sinter:decoders"
 _ROUND = re.compile(rf"autoqec:(?P<run_id>{RUN_ID.removeprefix('^').removesuffix('$')}):[1-9][0-9]{{0,8}}")
 GNN = "gnn_graphsage"
+SECTOR = ("bposd_cs10_sector", "bplsd0_sector")
 # name -> (distribution, settings)
 BUILTIN: dict[str, tuple[str, str]] = {
     "mwpm": ("pymatching", ""),
@@ -43,6 +44,8 @@ BUILTIN: dict[str, tuple[str, str]] = {
     "bposd_cs10": ("ldpc", "minimum sum 0.9, 100 iterations, OSD-CS order 10"),
     "bposd_cs10_qldpc": ("ldpc", "minimum sum 0.625, 30 iterations, OSD-CS order 10, as qldpc-challenge pins it"),
     "bplsd0": ("ldpc", "minimum sum 0.75, 30 iterations, LSD-0"),
+    "bposd_cs10_sector": ("ldpc", "minimum sum 0.9, 100 iterations, OSD-CS order 10, detectors of one sector"),
+    "bplsd0_sector": ("ldpc", "minimum sum 0.75, 30 iterations, LSD-0, detectors of one sector"),
     "union_find": ("ldpc", "weighted, inversion in clusters"),
     "fusion_blossom": ("fusion-blossom", "through sinter"),
     "tesseract_short": ("tesseract-decoder", "short beam"),
@@ -62,10 +65,7 @@ def load_decoders(board: BoardLayout) -> dict[str, BoardDecoder]:
     for model in load_models():
         name = f"autoqec:{model}"
         found[name] = BoardDecoder(name=name, source=MODEL_SOURCE, key=name)
-    for number, line in enumerate(jsonl.read(board.decoders), start=1):
-        location = f"{board.decoders}:{number}"
-        check_schema(line, location)
-        decoder = BoardDecoder.read(line, location=location)
+    for location, decoder in read_lines(board.decoders, BoardDecoder):
         if found.setdefault(decoder.name, decoder) != decoder:
             raise ContractError(
                 f"two decoders are called {decoder.name!r}", location=location, hint=f"edit {board.decoders}"
@@ -118,10 +118,13 @@ def fits(decoder: BoardDecoder, circuit: BoardCircuit) -> bool:
 
     Translation-invariant weights also decode the other distances and numbers of rounds of their code, whether the
     family that they were verified on has them or not. gnn-decoders recognizes its circuits by their number of
-    detectors, which others share. Whether a circuit from a file is the one of a round, or of the code of translation-
-    invariant weights, is known once it is decoded.
+    detectors, which others share. Decoders of one sector apply to bicycle codes, whose detectors name theirs. Whether a
+    circuit from a file has sectors, or is the one of a round or of translation-invariant weights, is known once it is
+    decoded.
     """
     code = circuit.code
+    if decoder.source == BUILTIN_SOURCE and decoder.name in SECTOR:
+        return code is None or isinstance(code, BicycleCode)
     if decoder.source == BUILTIN_SOURCE and decoder.name == GNN:
         return (
             isinstance(code, StimGeneratorCode)

@@ -19,7 +19,7 @@ from autoqec.board.builtin import matching
 from autoqec.board.circuits import load_circuit
 from autoqec.board.process import CancelledError, DecoderFailedError, DecoderProcess, decoder_process
 from autoqec.board.results import append_measurement, blocks, read_measurements
-from autoqec.board.shots import BLOCK_SHOTS, Model
+from autoqec.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS, Model
 from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement, MeasurementStatus
 from autoqec.errors import UsageError
 from autoqec.installation import PACKAGE_DIR
@@ -29,7 +29,7 @@ from autoqec.store.package_layout import BoardLayout
 from autoqec.system import git, machine
 
 SAVE_S = 30.0  # seconds between two appended measurements of a long cell
-REPEATED_SHOTS = 64  # of the first block, decoded twice
+REPEATED_SHOTS = 64  # of the first block, decoded before it and after the last one too
 _CODE = ("autoqec", "cli", ":(exclude)autoqec/data")  # results are written while the code stays the same
 
 
@@ -38,7 +38,7 @@ class Plan:
     """What to measure of each cell.
 
     Attributes:
-        shots: Shots in total; rounded up to whole blocks.
+        shots: Shots in total; rounded up to whole blocks, fewer than a block to whole parts of it.
         seed: Seed of the shots.
         timeout_s: Limit for one block of shots, and for loading the decoder.
         again: Measure blocks that the board already has once more.
@@ -50,9 +50,14 @@ class Plan:
     again: bool = False
 
     @property
+    def block_shots(self) -> int:
+        """Shots per block: those of a part of a block if fewer than a block are wanted, as of a slow decoder."""
+        return PART_SHOTS if self.shots < BLOCK_SHOTS else BLOCK_SHOTS
+
+    @property
     def n_blocks(self) -> int:
         """Number of blocks."""
-        return -(-self.shots // BLOCK_SHOTS)
+        return -(-self.shots // self.block_shots)
 
 
 @dataclass(eq=False)
@@ -96,13 +101,21 @@ def _missing_blocks(
     done: Iterable[BoardMeasurement], decoder: str, version: str | None, dem_sha256: str, plan: Plan
 ) -> list[int]:
     known = {
-        number
+        own
         for item in done
         if item.decoder == decoder and item.decoder_version == version and not plan.again
         for model, seed, shots, number in blocks(item)
-        if (model, seed, shots) == (dem_sha256, plan.seed, BLOCK_SHOTS)
+        if (model, seed) == (dem_sha256, plan.seed)
+        for own in _numbers(shots, number, plan.block_shots)
     }
     return [number for number in range(plan.n_blocks) if number not in known]
+
+
+def _numbers(shots: int, number: int, block_shots: int) -> Iterable[int]:
+    """Return the numbers of the blocks of `block_shots` that lie in block `number` of `shots`."""
+    if shots == block_shots:
+        return (number,)
+    return range(number * PARTS, (number + 1) * PARTS) if (shots, block_shots) == (BLOCK_SHOTS, PART_SHOTS) else ()
 
 
 def measure_cells(
@@ -194,6 +207,7 @@ class _Measurement:
         self._version = board_decoders.version(decoder)
         self._model = Model.of(load_circuit(circuit, board), location=f"circuit {circuit.name}")
         self._reference = Reference(self._model)
+        self._first_predictions: np.ndarray | None = None
         self._begin(0)
 
     def run(self, done: list[BoardMeasurement]) -> None:
@@ -205,7 +219,9 @@ class _Measurement:
             try:
                 process.compile(self._decoder, self._model)
                 for number in missing:
-                    self._measure_block(process, number, check_repeat=number == missing[0])
+                    self._measure_block(process, number)
+                if len(missing) > 1:  # a decoder that learns from shots may change its answers late
+                    self._check_repeated(process.decode(self._repeated).predictions, "the first shots", " at the end")
             except DecoderFailedError as failure:
                 self._flush(failure.status, str(failure))
                 return
@@ -213,16 +229,24 @@ class _Measurement:
                 pass
         self._flush("ok")
 
-    def _measure_block(self, process: DecoderProcess, number: int, *, check_repeat: bool) -> None:
-        shots = self._model.sample(self._plan.seed, number)
-        # Decoded before the block, the repeated shots also load what a decoder loads at its first call.
-        first = process.decode(shots.detection_events[:REPEATED_SHOTS]) if check_repeat else None
+    def _check_repeated(self, predictions: np.ndarray, shots: str, when: str = "") -> None:
+        """Compare predictions for the repeated shots with the first ones."""
+        assert self._first_predictions is not None
+        changed = int((self._first_predictions != predictions).any(axis=1).sum())
+        if changed:
+            message = f"changed {changed} of {REPEATED_SHOTS} answers when {shots} were decoded again{when}"
+            raise DecoderFailedError("inconsistent", message)
+
+    def _measure_block(self, process: DecoderProcess, number: int) -> None:
+        sample = self._model.sample if self._plan.block_shots == BLOCK_SHOTS else self._model.sample_part
+        shots = sample(self._plan.seed, number)
+        is_first = self._first_predictions is None
+        if is_first:  # before the block, so that a decoder also loads what it loads at its first call
+            self._repeated = shots.detection_events[:REPEATED_SHOTS]
+            self._first_predictions = process.decode(self._repeated).predictions
         answer = process.decode(shots.detection_events)
-        if first is not None:
-            changed = int((first.predictions != answer.predictions[:REPEATED_SHOTS]).any(axis=1).sum())
-            if changed:
-                message = f"changed {changed} of {REPEATED_SHOTS} answers when the same shots were decoded again"
-                raise DecoderFailedError("inconsistent", message)
+        if is_first:
+            self._check_repeated(answer.predictions[:REPEATED_SHOTS], "the same shots")
         if self._failures and (
             number != self._first + len(self._failures) or time.monotonic() - self._started > SAVE_S
         ):
@@ -265,7 +289,7 @@ class _Measurement:
                 message=message,
                 seed=self._plan.seed,
                 first_block=self._first,
-                block_shots=BLOCK_SHOTS,
+                block_shots=self._plan.block_shots,
                 failures=tuple(self._failures),
                 fixed=tuple(self._fixed) if matchable else None,
                 broken=tuple(self._broken) if matchable else None,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoqec.board.circuits import check_schema
+from autoqec.board.circuits import read_lines
+from autoqec.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
@@ -26,12 +27,7 @@ def read_measurements(path: Path) -> list[BoardMeasurement]:
     Raises:
         ContractError: A line is damaged, has an unknown schema or contradicts itself.
     """
-    found = []
-    for number, line in enumerate(jsonl.read(path), start=1):
-        location = f"{path}:{number}"
-        check_schema(line, location)
-        found.append(BoardMeasurement.read(line, location=location))
-    return found
+    return [measurement for _, measurement in read_lines(path, BoardMeasurement)]
 
 
 def board_measurements(board: BoardLayout) -> list[BoardMeasurement]:
@@ -80,7 +76,7 @@ class Cell:
         message: What that failure said.
         conflicts: Blocks that two measurements counted differently; both are kept in the file, and `rate` uses the
             first.
-        reproduced: Blocks that several measurements counted equally.
+        reproduced: Blocks that several measurements counted equally, as a whole or in parts.
         machines: Processors of the measurements.
         measurements: The measurements.
     """
@@ -140,6 +136,10 @@ def _cell(group: list[BoardMeasurement]) -> Cell:
                 counted[key] = counts
             else:
                 (reproduced if known == counts else conflicts).add(key)
+    for key, parts in _parts_of_blocks(counted).items():
+        agrees = _agrees(counted[key], parts)
+        if agrees is not None:
+            (reproduced if agrees else conflicts).add(key)
     shots = sum(key[2] for key in counted)
     failures = sum(counts[0] for counts in counted.values())
     measured = rate(failures, shots, rounds=latest.rounds or 1) if shots else None
@@ -166,6 +166,26 @@ def _cell(group: list[BoardMeasurement]) -> Cell:
         machines=tuple(dict.fromkeys(item.machine for item in group)),
         measurements=tuple(group),
     )
+
+
+def _parts_of_blocks(counted: dict[BlockKey, BlockCounts]) -> dict[BlockKey, list[BlockCounts]]:
+    """Take the parts of blocks that are counted as a whole out of `counted`, and return them by their block."""
+    found: dict[BlockKey, list[BlockCounts]] = defaultdict(list)
+    for key in [key for key in counted if key[2] == PART_SHOTS]:
+        model, seed, _, number = key
+        whole = model, seed, BLOCK_SHOTS, number // PARTS
+        if whole in counted:
+            found[whole].append(counted.pop(key))
+    return found
+
+
+def _agrees(whole: BlockCounts, parts: list[BlockCounts]) -> bool | None:
+    """Return whether parts of a block add up to its counts; None if some parts are missing and it is possible."""
+    known = [(count, values) for count, *values in zip(whole, *parts, strict=True) if count is not None]
+    sums = [(count, sum(value or 0 for value in values)) for count, values in known]
+    if len(parts) == PARTS:
+        return all(total == count for count, total in sums)
+    return None if all(total <= count for count, total in sums) else False
 
 
 def _last_failure(group: list[BoardMeasurement]) -> BoardMeasurement | None:
@@ -211,13 +231,24 @@ def _times(group: list[BoardMeasurement]) -> tuple[float | None, float | None]:
     return (1e6 * seconds / shots if shots else None), relative
 
 
+def cell_times(table: Iterable[Cell]) -> tuple[dict[str, float], bool]:
+    """Return the times of the cells of one circuit by decoder, and whether they are ratios to correlated matching.
+
+    Ratios are measured in one process. Microseconds also depend on the machine; they are used where a cell has no
+    ratio, as without a matching graph. Cells without a time are left out.
+    """
+    timed = [cell for cell in table if cell.us_per_shot is not None]
+    relative = all(cell.relative_time is not None for cell in timed)
+    return {cell.decoder: (cell.relative_time if relative else cell.us_per_shot) or 0.0 for cell in timed}, relative
+
+
 def pareto_front(table: Iterable[Cell]) -> list[Cell]:
     """Return the cells of one circuit that no other beats in both failures per shot and time, fastest first."""
-    usable = [
-        cell for cell in table if cell.state == "measured" and cell.rate is not None and cell.us_per_shot is not None
-    ]
+    measured = [cell for cell in table if cell.state == "measured" and cell.rate is not None]
+    times, _ = cell_times(measured)
+    usable = [cell for cell in measured if cell.decoder in times]
     front: list[Cell] = []
-    for cell in sorted(usable, key=lambda cell: (cell.us_per_shot or 0.0, cell.rate.rate if cell.rate else 0.0)):
+    for cell in sorted(usable, key=lambda cell: (times[cell.decoder], cell.rate.rate if cell.rate else 0.0)):
         if not front or (cell.rate and front[-1].rate and cell.rate.rate < front[-1].rate.rate):
             front.append(cell)
     return front

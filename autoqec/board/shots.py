@@ -13,11 +13,13 @@ import stim
 from autoqec.errors import UsageError
 from autoqec.qec.problem import incidence_matrices, read_mechanisms
 from autoqec.qec.sampling import Shots, pack
+from autoqec.reporting.text import pluralize
 
 BLOCK_SHOTS = 1000
 # Shots from which decoders estimate: no measurement has a negative seed.
 TRAINING_SEED, TRAINING_BLOCKS = -1, 100
-_CHUNK = 125  # shots drawn at once; part of the definition of a block
+PART_SHOTS = 125  # shots drawn at once, which is part of the definition of a block; few shots are measured in parts
+PARTS = BLOCK_SHOTS // PART_SHOTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +49,8 @@ class Model:
         """
         if circuit.num_detectors == 0 or circuit.num_observables == 0:
             raise UsageError(
-                f"the circuit has {circuit.num_detectors} detectors and {circuit.num_observables} observables; "
-                "a decoder needs at least one of each",
+                f"the circuit has {pluralize(circuit.num_detectors, 'detector')} and "
+                f"{pluralize(circuit.num_observables, 'observable')}; a decoder needs at least one of each",
                 location=location,
                 hint="add DETECTOR and OBSERVABLE_INCLUDE lines to the circuit",
             )
@@ -87,16 +89,21 @@ class Model:
         rounded to a multiple of 2**-32. Unlike stim's sampler, whose shots depend on the SIMD width of the processor,
         this gives the same shots on every machine.
         """
+        parts = [self.sample_part(seed, block * PARTS + index) for index in range(PARTS)]
+        events, observables = ([getattr(part, name) for part in parts] for name in ("detection_events", "observables"))
+        return Shots(np.concatenate(events), np.concatenate(observables))
+
+    def sample_part(self, seed: int, part: int) -> Shots:
+        """Draw an eighth of the shots of block `part // 8`, the same as those of the whole block."""
+        block, index = divmod(part, PARTS)
         digest = hashlib.sha256(f"{self.sha256}\x1f{seed}\x1f{block}".encode()).digest()
-        generator = np.random.PCG64(int.from_bytes(digest[:16], "big"))
         thresholds = np.round(self.probs * 2**32).astype(np.uint64)
-        parts = []
-        for _ in range(BLOCK_SHOTS // _CHUNK):
-            n_words = -(-_CHUNK * len(thresholds) // 2)
-            words = generator.random_raw(n_words).astype("<u8").view("<u4")
-            occurred = words[: _CHUNK * len(thresholds)].reshape(_CHUNK, -1) < thresholds
-            parts.append(((sp.csr_matrix(occurred, dtype=np.int32) @ self._flips).toarray() & 1).astype(np.uint8))
-        bits = np.concatenate(parts)
+        n_words = -(-PART_SHOTS * len(thresholds) // 2)
+        generator = np.random.PCG64(int.from_bytes(digest[:16], "big"))
+        generator.advance(index * n_words)
+        words = generator.random_raw(n_words).astype("<u8").view("<u4")
+        occurred = words[: PART_SHOTS * len(thresholds)].reshape(PART_SHOTS, -1) < thresholds
+        bits = ((sp.csr_matrix(occurred, dtype=np.int32) @ self._flips).toarray() & 1).astype(np.uint8)
         n_detectors = self.H.shape[0]
         return Shots(pack(bits[:, :n_detectors]), bits[:, n_detectors:].astype(bool))
 

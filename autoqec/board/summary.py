@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from autoqec.board.results import Cell
+from autoqec.board.results import Cell, cell_times
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 from autoqec.reporting.text import pluralize
 
 ENOUGH_FAILURES = 100  # fewer leave an interval wider than about 20% on either side
+SHOWN_DECODERS = 5  # of a sentence on what to use when
 
 
 LEGEND = (
@@ -130,51 +132,53 @@ def advice(circuits: Mapping[str, BoardCircuit], table: Iterable[Cell]) -> list[
     by_circuit: dict[str, list[Cell]] = {}
     for cell in usable:
         by_circuit.setdefault(cell.circuit, []).append(cell)
+    groups = list(by_circuit.values())
+    with_graph = [group for group in groups if any(cell.effect is not None for cell in group)]
+    others = [group for group in groups if group not in with_graph]
+    few = sum(cell.rate is not None and cell.rate.errors < ENOUGH_FAILURES for cell in usable)
     return [
-        _fastest(by_circuit),
-        _most_accurate(by_circuit),
-        _better_than_correlated(usable),
-        _without_graph(by_circuit),
-        f"{len(usable)} cells of {len(by_circuit)} circuits are measured; "
-        f"{sum((cell.rate.errors if cell.rate else 0) < ENOUGH_FAILURES for cell in usable)} of them have fewer than "
+        f"Shortest time per shot: {_fastest(groups)}.",
+        f"Fewer failures than correlated matching on the same shots (95% interval) in at most its time: "
+        f"{_better_and_not_slower(with_graph)}.",
+        f"Fewest failures per shot, whatever the time, where the best cell has {ENOUGH_FAILURES} failures or more: "
+        f"{_most_accurate(with_graph)}.",
+        f"The same on circuits without a matching graph: {_most_accurate(others)}.",
+        f"{len(usable)} cells of {pluralize(len(groups), 'circuit')} are measured; {few} of them have fewer than "
         f"{ENOUGH_FAILURES} failures: measure more shots before you rely on those.",
     ]
 
 
-def _fastest(by_circuit: Mapping[str, list[Cell]]) -> str:
-    winners = [
-        min(timed, key=lambda cell: cell.us_per_shot or 0.0)
-        for group in by_circuit.values()
-        if len(timed := [cell for cell in group if cell.us_per_shot is not None]) > 1
+def _fastest(groups: Iterable[list[Cell]]) -> str:
+    times = [found for group in groups if len(found := cell_times(group)[0]) > 1]
+    return _tally([min(found, key=lambda name: found[name]) for found in times], len(times))
+
+
+def _better_and_not_slower(groups: Sequence[list[Cell]]) -> str:
+    better = [
+        cell.decoder
+        for group in groups
+        for cell in group
+        if cell.effect is not None and cell.effect.delta_low > 0
+        if cell.relative_time is not None and cell.relative_time <= 1
     ]
-    return f"Shortest time: {_tally(winners)}."
+    return _tally(better, len(groups))
 
 
-def _most_accurate(by_circuit: Mapping[str, list[Cell]]) -> str:
+def _most_accurate(groups: Iterable[list[Cell]]) -> str:
     """Name the best cell of each circuit; one with few failures decides nothing, nor does the second best then."""
-    best = [min(group, key=_failure_rate) for group in by_circuit.values() if len(group) > 1]
-    winners = [cell for cell in best if cell.rate and cell.rate.errors >= ENOUGH_FAILURES]
-    return f"Fewest failures per shot, where the best cell has {ENOUGH_FAILURES} failures or more: {_tally(winners)}."
-
-
-def _better_than_correlated(usable: Iterable[Cell]) -> str:
-    better = [cell for cell in usable if cell.effect is not None and cell.effect.delta_low > 0]
-    return f"Fewer failures than correlated matching on the same shots (95% interval): {_tally(better)}."
-
-
-def _without_graph(by_circuit: Mapping[str, list[Cell]]) -> str:
-    groups = [group for group in by_circuit.values() if all(cell.effect is None for cell in group)]
-    winners = [min(group, key=_failure_rate) for group in groups if len(group) > 1]
-    return f"Circuits without a matching graph, fewest failures per shot: {_tally(winners)}."
+    best = [min(group, key=_failure_rate) for group in groups if len(group) > 1]
+    winners = [cell.decoder for cell in best if cell.rate and cell.rate.errors >= ENOUGH_FAILURES]
+    return _tally(winners, len(winners))
 
 
 def _failure_rate(cell: Cell) -> float:
     return cell.rate.rate if cell.rate else 1.0
 
 
-def _tally(winners: list[Cell]) -> str:
-    counts: dict[str, int] = {}
-    for cell in winners:
-        counts[cell.decoder] = counts.get(cell.decoder, 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} ({count} circuit{'s' * (count != 1)})" for name, count in ordered) or "none measured"
+def _tally(winners: list[str], n_circuits: int) -> str:
+    """Count the circuits of each decoder; name the first `SHOWN_DECODERS`."""
+    counts = Counter(sorted(winners)).most_common()
+    total = f" of {pluralize(n_circuits, 'circuit')}"
+    shown = [f"{name} ({count}{'' if index else total})" for index, (name, count) in enumerate(counts[:SHOWN_DECODERS])]
+    left = len(counts) - len(shown)
+    return ", ".join(shown + ([f"and {pluralize(left, 'other decoder')}"] if left else [])) or "none measured"

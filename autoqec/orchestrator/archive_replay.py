@@ -253,7 +253,7 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator
         else:
             replayed = verify_round.replay(layout, repo, row.round, on_event)
             message = f"{row.verify_verdict} again on the same shots ({replayed.source})"
-            yield row.round, message if replayed.agrees else f"differs: {'; '.join(replayed.differences)}"
+            yield row.round, message if replayed.agrees else f"differs: {replayed.disagreement}"
 
 
 def _check_artifacts(layout: RunLayout, place: RoundLayout) -> list[str]:

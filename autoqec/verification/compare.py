@@ -9,6 +9,7 @@ from typing import Any
 
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.verdict import Guard, VerifyReport
+from autoqec.verification.request import SHOTS_DIFFER
 
 # Not determined by the shots: time and resources, and the machine itself. (History records the sandbox as well.)
 MEASURED = {"finished_at", "judge_wallclock_s", "versions", "sandbox"}
@@ -74,7 +75,7 @@ def _shot_differences(saved: VerifyReport, replayed: VerifyReport) -> Iterator[s
         pairs = zip(saved.chunk_digests, replayed.chunk_digests, strict=False)
         first = next((recorded for recorded, repeated in pairs if recorded != repeated), "their number")
         stim = (saved.versions.get("stim"), replayed.versions.get("stim"))
-        yield f"shots were not reproduced, from {first} on (stim {stim[0]} in the report, {stim[1]} now)"
+        yield f"{SHOTS_DIFFER}, from {first} on (stim {stim[0]} in the report, {stim[1]} now)"
     elif saved.bundle_id != replayed.bundle_id:
         yield f"bundle_id was {saved.bundle_id}, is {replayed.bundle_id}"
 

@@ -20,6 +20,8 @@ from autoqec.system import machine
 from autoqec.verification.shot_cache import ShotCache
 from autoqec.verification.shot_stream import Secret
 
+SHOTS_DIFFER = "shots were not reproduced"  # first words of that difference
+SHOWN_DIFFERENCES = 3  # in one line
 PART_SHOTS = 16_384  # memory does not depend on the size of the blocks, which grows with the recording
 
 
@@ -121,17 +123,46 @@ class ReplayResult:
         differences: One line per difference from the saved report; empty if they agree.
         n_redrawn: Chunks of shots that were sampled identically.
         n_from_cache: Chunks that had to be read from the archive.
+        saved_cpu: Processor of the saved report; None if it is not known.
     """
 
     report: VerifyReport
     differences: tuple[str, ...]
     n_redrawn: int
     n_from_cache: int
+    saved_cpu: str | None = None
 
     @property
     def agrees(self) -> bool:
         """Whether the saved report was reproduced."""
         return not self.differences
+
+    @property
+    def likely_cause(self) -> str | None:
+        """Return what may explain differences on the same shots; None if nothing is known.
+
+        Rounding errors of a network differ between processors, and decide some predictions of belief propagation with
+        post-processing, however small they are.
+        """
+        cpu = self.report.cost and self.report.cost.cpu_model
+        other_shots = any(line.startswith(SHOTS_DIFFER) for line in self.differences)
+        if not self.differences or other_shots or self.report.backend == "mwpm" or None in (cpu, self.saved_cpu):
+            return None
+        if cpu == self.saved_cpu:
+            return None
+        return (
+            f"the report was made on {self.saved_cpu}, this is {cpu}: rounding errors of the network differ and "
+            f"change some predictions of {self.report.backend} (guard batch_independence says how many)"
+        )
+
+    @property
+    def disagreement(self) -> str:
+        """Describe the differences in one line: the verdict, the first of them, and what may explain them."""
+        shown = "; ".join(self.differences[:SHOWN_DIFFERENCES])
+        left = len(self.differences) - SHOWN_DIFFERENCES
+        more = f"; and {left} more" if left > 0 else ""
+        cause = f". Likely cause: {self.likely_cause}" if self.likely_cause else ""
+        return f"the verdict is {self.report.verdict}, but {shown}{more}{cause}"
 
     @property
     def source(self) -> str:

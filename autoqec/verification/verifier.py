@@ -109,7 +109,8 @@ def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEv
     shot_cache = ShotCache(request.shots, expected_digests=report_chunk_digests(saved_report))
     replayed = run_verification(request.for_replay(saved_report, shot_cache), on_event=on_event)
     differences = report_differences(saved_report, replayed)
-    return ReplayResult(replayed, tuple(differences), shot_cache.n_redrawn, shot_cache.n_from_cache)
+    cpu = saved_report.cost.cpu_model if saved_report.cost else None
+    return ReplayResult(replayed, tuple(differences), shot_cache.n_redrawn, shot_cache.n_from_cache, cpu)
 
 
 def _check_same_subject(saved_report: VerifyReport, request: VerifyRequest) -> None:

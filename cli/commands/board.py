@@ -78,11 +78,14 @@ def show(pattern: str, missing: bool, directory: Path, out: Output) -> None:
 @command.command("measure")
 @click.argument("circuit")
 @click.argument("decoder")
-@click.option("--shots", type=click.IntRange(1), default=10_000, show_default=True, help="Rounded up to thousands.")
+@click.option(
+    "--shots", type=click.IntRange(1), default=10_000, show_default=True,
+    help="Rounded up to thousands, below 1,000 to multiples of 125.",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the shots.")
 @click.option(
     "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
-    help="Limit in seconds for loading a decoder, and for 1,000 shots.",
+    help="Limit in seconds for loading a decoder, and for a block of shots.",
 )  # fmt: skip
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Cells measured at a time.")
 @click.option("--again", is_flag=True, help="Also measure what the board directory already has.")

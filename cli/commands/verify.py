@@ -70,6 +70,8 @@ def _replay(round_dir: Path, out: Output) -> None:
         out.say("The replay disagrees:")
         for difference in replayed.differences:
             out.say(f"  {plain(difference, 2000)}")
+        if replayed.likely_cause:
+            out.say(f"Likely cause: {plain(replayed.likely_cause)}")
     chunks = {"redrawn": replayed.n_redrawn, "from_archive": replayed.n_from_cache}
     out.emit(
         {"agrees": replayed.agrees, "verdict": verdict, "chunks": chunks, "differences": list(replayed.differences)}

@@ -266,9 +266,17 @@ def test_local_model_fits_other_sizes_of_its_code(local_model: Path) -> None:
     "name", [name if name == NAME else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
 )
 def test_verification_of_a_model_is_repeated(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(group, ["models", "verify", name]) == 0
+    code, report = run_cli(group, ["models", "verify", name]), model_report(name)
     shown = capsys.readouterr()
-    assert "VERIFIED again" in shown.out and name in shown.err, "what takes long is announced"
+    assert name in shown.err, "what takes long is announced"
+    if code == 0:
+        assert "VERIFIED again" in shown.out
+        return
+    # Only rounding errors of another processor may change predictions, and only of belief propagation.
+    assert code == 1 and report.backend == "bposd" and report.cost is not None
+    assert (
+        "the verdict is VERIFIED, but " in shown.out and f"was made on {report.cost.cpu_model}, this is " in shown.out
+    )
 
 
 def test_unknown_model_is_an_error() -> None:

@@ -48,6 +48,17 @@ class _Counter:
         return np.full((len(shots), 1), self.calls > 1, np.uint8)
 
 
+class _Drifts:
+    """Predicts no flip for two blocks of shots, and flips from then on."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+    def __call__(self, shots: np.ndarray) -> np.ndarray:
+        self.blocks += len(shots) == 1000
+        return np.full((len(shots), 1), self.blocks > 2, np.uint8)
+
+
 class _HangsAtBlock:
     """Predicts no flip for two blocks of shots, and hangs in the third one."""
 
@@ -74,6 +85,7 @@ def decoders() -> dict[str, sinter.Decoder]:
         "wrong_dtype": Broken(lambda shots: np.zeros((len(shots), 1), bool)),
         "no_array": Broken(lambda shots: None),
         "changes": Broken(_Counter()),
+        "drifts": Broken(_Drifts()),
         "exits": Broken(lambda shots: __import__("os")._exit(3)),
         "hangs_later": Broken(_HangsAtBlock()),
         "writes": Broken(_write_outside),

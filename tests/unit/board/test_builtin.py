@@ -16,7 +16,9 @@ from autoqec.board.measure import Plan, measure_cells
 from autoqec.board.results import read_measurements
 from autoqec.board.shots import Model
 from autoqec.contracts.board import BoardCircuit
+from autoqec.errors import UsageError
 from autoqec.qec.problem import read_mechanisms
+from autoqec.qec.sampling import pack, unpack
 from autoqec.store.package_layout import BoardLayout
 
 
@@ -85,6 +87,42 @@ def test_translation_invariant_models_apply_to_circuits_from_files(
         mine, other = read_measurements(board.results)
         assert mine.status == "ok" and sum(mine.failures) < 20
         assert other.status == "error" and "no class of edges" in (other.message or "")
+
+
+def test_sector_decoders_use_the_detectors_of_one_sector(board: BoardLayout) -> None:
+    """Their answers do not depend on the other sector, and they fail less often than joint decoding."""
+    spec = load_circuits(board)["bb72_depol_p0.003"]
+    model = Model.of(generate(spec), location="test")
+    last = np.array([value[-1] for _, value in sorted(model.dem.get_detector_coordinates().items())])
+    events = model.sample_part(0, 0).detection_events
+    other = unpack(events, len(last))
+    other[:, last == 0] ^= 1
+    for name in ("bposd_cs10_sector", "bplsd0_sector"):
+        decode = builtin.decoders()[name].compile_decoder_for_dem(dem=model.dem).decode_shots_bit_packed
+        found = decode(bit_packed_detection_event_data=events)
+        assert (found == decode(bit_packed_detection_event_data=pack(other.astype(bool)))).all()
+        wrong = (unpack(found, model.L.shape[0]) != model.sample_part(0, 0).observables).any(axis=1)
+        assert wrong.mean() < 0.15, "joint BP+LSD-0 fails on 26% of the shots"
+
+
+def test_sector_decoders_apply_to_bicycle_codes_only(board: BoardLayout) -> None:
+    circuits, decoder = load_circuits(board), load_decoders(board)["bplsd0_sector"]
+    assert {name[:4] for name, spec in circuits.items() if fits(decoder, spec)} == {"bb72", "bb14"}
+    assert fits(decoder, BoardCircuit(name="mine", sha256="a" * 64, rounds=3)), "a file shows it when it is decoded"
+
+
+@pytest.mark.parametrize("coordinates", ["", "(1, 2)"])
+def test_circuit_without_sectors_is_refused(coordinates: str) -> None:
+    circuit = stim.Circuit(f"""
+        X_ERROR(0.1) 0 1
+        M 0 1
+        DETECTOR{coordinates} rec[-1]
+        DETECTOR(3, 4) rec[-2]
+        OBSERVABLE_INCLUDE(0) rec[-1]
+        OBSERVABLE_INCLUDE(1) rec[-2]
+    """)
+    with pytest.raises(UsageError, match=r"no last coordinate of detectors names a sector .* every observable"):
+        builtin.decoders()["bplsd0_sector"].compile_decoder_for_dem(dem=circuit.detector_error_model())
 
 
 @pytest.mark.skipif(find_spec("gnn_decoders") is None, reason="install: pip install gnn-decoders")

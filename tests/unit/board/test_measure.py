@@ -43,6 +43,32 @@ def test_shots_are_the_same_on_every_machine(circuit: BoardCircuit) -> None:
     assert (int(np.unpackbits(shots.detection_events).sum()), int(shots.observables.sum())) == PINNED
 
 
+def test_parts_of_a_block_hold_its_shots_in_order(circuit: BoardCircuit) -> None:
+    model = Model.of(generate(circuit), location="test")
+    whole, parts = model.sample(7, 2), [model.sample_part(7, part) for part in range(16, 24)]
+    assert (np.concatenate([part.detection_events for part in parts]) == whole.detection_events).all()
+    assert (np.concatenate([part.observables for part in parts]) == whole.observables).all()
+
+
+def test_few_shots_are_measured_in_parts_that_a_whole_block_replaces(board: BoardLayout, circuit: BoardCircuit) -> None:
+    decoder = load_decoders(board)["mwpm"]
+    measure_cells(board, [(circuit, decoder)], Plan(200))
+    measure_cells(board, [(circuit, decoder)], Plan(999))
+    first, second = read_measurements(board.results)
+    assert (first.block_shots, first.first_block, len(first.failures)) == (125, 0, 2)
+    assert (second.block_shots, second.first_block, len(second.failures)) == (125, 2, 6)
+    (cell,) = cells([first, second])
+    measure_cells(board, [(circuit, decoder)], Plan(1000))
+    whole = read_measurements(board.results)[2]
+    assert cell.rate is not None and (cell.rate.errors, cell.rate.shots) == (whole.failures[0], 1000)
+    (both,) = cells([whole, first, second])
+    assert both.rate == cell.rate and (both.reproduced, both.conflicts) == (1, 0)
+    fresh = BoardLayout(board.dir.parent / "fresh")
+    measure_cells(fresh, [(circuit, decoder)], Plan(1000))
+    measure_cells(fresh, [(circuit, decoder)], Plan(200))
+    assert [item.block_shots for item in read_measurements(fresh.results)] == [1000], "the block has these shots"
+
+
 def test_shots_follow_the_circuit(circuit: BoardCircuit) -> None:
     source = generate(circuit)
     model = Model.of(source, location="test")
@@ -155,6 +181,14 @@ def test_failure_of_a_decoder_is_recorded(
     assert failed.decoder_version is None, "the module belongs to no distribution"
 
 
+def test_decoder_whose_answers_change_during_a_cell_is_inconsistent(board: BoardLayout, circuit: BoardCircuit) -> None:
+    measure_cells(board, [(circuit, broken("drifts"))], Plan(2000))
+    measure_cells(board, [(circuit, broken("drifts"))], Plan(3000, again=True))
+    before, after = read_measurements(board.results)
+    assert before.status == "ok" and (after.status, len(after.failures)) == ("inconsistent", 3)
+    assert after.message == "changed 64 of 64 answers when the first shots were decoded again at the end"
+
+
 def test_decoder_that_hangs_is_ended(board: BoardLayout, circuit: BoardCircuit) -> None:
     measure_cells(board, [(circuit, broken("hangs"))], Plan(1000, timeout_s=5.0))
     (found,) = read_measurements(board.results)
@@ -173,10 +207,10 @@ def test_added_decoders_are_listed_and_kept(board: BoardLayout) -> None:
     probe = BoardDecoder(name="probe", source=BROKEN)
     with decoder_process(probe, 60.0) as process:
         keys = process.offered(probe)
-    assert "zero" in keys and len(keys) == 10
+    assert "zero" in keys and len(keys) == 11
     for _ in range(2):
         add_decoders(board, BROKEN, keys, sandboxed=False)
-    assert load_decoders(board)["zero"] == broken("zero") and len(board.decoders.read_text().splitlines()) == 10
+    assert load_decoders(board)["zero"] == broken("zero") and len(board.decoders.read_text().splitlines()) == 11
     with pytest.raises(UsageError, match="other decoders of these names: 'mwpm'"):
         add_decoders(board, BROKEN, ["mwpm"], sandboxed=False)
 

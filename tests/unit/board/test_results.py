@@ -14,7 +14,8 @@ import stim
 
 from autoqec.board import export
 from autoqec.board.circuits import add_circuit, load_circuit, load_circuits
-from autoqec.board.page import page
+from autoqec.board.decoders import load_decoders
+from autoqec.board.page import HEIGHT, LABEL_HEIGHT, MARGIN, page, plot
 from autoqec.board.results import append_measurement, board_measurements, cells, pareto_front, read_measurements
 from autoqec.board.summary import advice, cell_line, measurement_line, missing_cells, table_lines
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
@@ -70,8 +71,8 @@ def test_added_circuit_is_read_again(board: BoardLayout, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("M 0\nDETECTOR rec[-1]\n", "1 detectors and 0 observables"),
-        ("M 0\nOBSERVABLE_INCLUDE(0) rec[-1]\n", "0 detectors and 1 observables"),
+        ("M 0\nDETECTOR rec[-1]\n", "has 1 detector and 0 observables"),
+        ("M 0\nOBSERVABLE_INCLUDE(0) rec[-1]\n", "has 0 detectors and 1 observable"),
         ("H 0\nM 0\nDETECTOR rec[-1]\nOBSERVABLE_INCLUDE(0) rec[-1]\n", "cannot compute its detector error model"),
         ("NOT_A_GATE 0\n", "is not a stim circuit"),
     ],
@@ -89,6 +90,18 @@ def test_unknown_schema_is_refused(board: BoardLayout) -> None:
     board.results.write_text(board.results.read_text() + json.dumps({"schema_version": 2}) + "\n")
     with pytest.raises(ContractError, match=r"results.jsonl:2: unknown schema_version 2"):
         board_measurements(board)
+
+
+@pytest.mark.parametrize("line", ["not json", "[1]", '{"schema_version":1,"circuit":"c"}'])
+@pytest.mark.parametrize("name", ["results", "circuits", "decoders"])
+def test_damaged_line_is_an_error_that_says_what_to_do(board: BoardLayout, name: str, line: str) -> None:
+    board.dir.mkdir()
+    path: Path = getattr(board, name)
+    path.write_text(line + "\n")
+    with pytest.raises(ContractError) as error:
+        {"results": board_measurements, "circuits": load_circuits, "decoders": load_decoders}[name](board)
+    assert error.value.location == f"{path}:1"
+    assert error.value.hint == f"restore {path} from a backup, or delete the line"
 
 
 def test_packaged_board_as_directory_is_read_once(board: BoardLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +134,34 @@ def test_conflicting_measurements_are_both_kept_and_shown(board: BoardLayout) ->
     assert json.loads(export.to_json([cell]))[0]["conflicting_blocks"] == 1
 
 
+@pytest.mark.parametrize(
+    ("failures", "fixed", "state"),
+    [
+        ((2,) * 5, (1, 1, 1, 1, 0), "measured"),  # 10 failures in 8 parts; the last three have none
+        ((2,) * 5 + (0, 0, 0), (1, 1, 1, 1, 0, 0, 0, 0), "measured"),
+        ((2,) * 5 + (0, 0, 1), (1, 1, 1, 1, 0, 0, 0, 0), "conflict"),  # 11 failures
+        ((2, 2, 2, 2, 3), (1, 1, 1, 1, 0), "conflict"),
+        ((1,) * 8, (1, 1, 1, 1, 0, 0, 0, 0), "conflict"),  # 8 failures in the whole block
+        ((2,) * 5, (1,) * 5, "conflict"),
+    ],
+)
+def test_parts_of_a_measured_block_are_compared_with_it(
+    failures: tuple[int, ...], fixed: tuple[int, ...], state: str
+) -> None:
+    broken = (1,) + (0,) * (len(failures) - 1)
+    parts = measurement(block_shots=125, failures=failures, fixed=fixed, broken=broken)
+    for order in ([measurement(), parts], [parts, measurement()]):
+        (cell,) = cells(order)
+        assert cell.rate is not None and (cell.rate.errors, cell.rate.shots) == (30, 2000), "the block counts once"
+        assert cell.state == state
+
+
+def test_parts_beside_other_blocks_are_counted() -> None:
+    parts = measurement(block_shots=125, first_block=16, failures=(1, 2), fixed=(0, 0), broken=(0, 0))
+    (cell,) = cells([measurement(), parts])
+    assert cell.rate is not None and (cell.rate.errors, cell.rate.shots) == (33, 2250)
+
+
 def test_figures_of_a_cell() -> None:
     (cell,) = cells([measurement(), measurement(first_block=2, cpu_s=0.006, reference_cpu_s=0.003)])
     assert cell.rate is not None and cell.effect is not None
@@ -136,7 +177,7 @@ def test_cell_with_few_failures_says_that_100_need_more_shots(circuit: BoardCirc
     assert "30/2000 (100 failures need > 2,000 shots)" in cell_line(few)
     assert "100/2000 " in cell_line(many) and "> 2,000" not in cell_line(many)
     text = page({"c": circuit.model_copy(update={"sha256": "a" * 64})}, [few])
-    assert "30/2000 (100 failures need &gt; 2,000 shots)" in text
+    assert "30/2000<br><small>(100 failures need &gt; 2,000 shots)</small>" in text
 
 
 def test_line_of_a_cell_shows_the_rate_per_round() -> None:
@@ -200,16 +241,69 @@ def test_pareto_front_drops_what_another_cell_beats() -> None:
     assert [item.decoder for item in pareto_front(table)] == ["fast_bad", "mid", "slow_good"]
 
 
-def test_advice_has_five_lines_from_measured_cells_only(circuit: BoardCircuit) -> None:
+def test_times_of_different_machines_are_compared_relative_to_correlated_matching() -> None:
+    """The slower machine takes 9 µs for what the faster one does in 3 µs."""
     table = cells(
-        [measurement(failures=(100, 90), fixed=(40, 50), broken=(1, 2)), measurement(decoder="e", status="error")]
+        [
+            measurement(decoder="fast_machine", failures=(50, 50), cpu_s=0.006, reference_cpu_s=0.006),
+            measurement(decoder="slow_machine", failures=(60, 60), cpu_s=0.009, reference_cpu_s=0.018),
+        ]
+    )
+    assert [item.decoder for item in pareto_front(table)] == ["slow_machine", "fast_machine"]
+    assert advice({}, table)[0].endswith(": slow_machine (1 of 1 circuit).")
+    mixed = cells([*table[0].measurements, measurement(decoder="mixed", cpu_s=0.009, fixed=None, broken=None,
+                                                       reference_cpu_s=None, failures=(60, 60))])  # fmt: skip
+    assert [item.decoder for item in pareto_front(mixed)] == ["fast_machine"], "one cell has no ratio"
+
+
+def test_labels_of_a_plot_do_not_cover_each_other() -> None:
+    times = (0.002, 0.0021, 0.0022, 0.0023, 2.0)
+    table = cells([measurement(decoder=f"decoder_{index}", cpu_s=time) for index, time in enumerate(times)])
+    found = plot("c", table)
+    assert found is not None
+    for number, first in enumerate(found.points):
+        assert 0 <= first.label_y <= HEIGHT - MARGIN
+        for second in found.points[:number]:
+            apart = abs(first.label_y - second.label_y) >= LABEL_HEIGHT
+            assert apart or abs(first.x - second.x) > 100, "about the width of a label"
+    assert [point.label_end for point in found.points] == [False] * 4 + [True], "the last one would leave the plot"
+
+
+def test_advice_has_five_lines_from_measured_cells_only(circuit: BoardCircuit) -> None:
+    better: dict[str, Any] = {"failures": (100, 90), "fixed": (40, 50), "broken": (1, 2)}
+    table = cells(
+        [
+            measurement(**better, cpu_s=0.002),
+            measurement(**better, decoder="slow", cpu_s=0.006),
+            measurement(decoder="e", status="error"),
+        ]
     )
     lines = advice({"c": circuit}, table)
-    assert len(lines) == 5 and lines[2].endswith(": d (1 circuit).") and not any("e (" in line for line in lines)
-    few = cells([measurement(failures=(100, 90)), measurement(decoder="e", failures=(3, 4))])
-    assert advice({}, few)[1].endswith(": none measured."), "the best cell has 7 failures: nothing is decided"
-    assert advice({}, [])[0] == "Shortest time: none measured."
+    assert len(lines) == 5 and not any("e (" in line for line in lines)
+    assert lines[1].endswith(": d (1 of 1 circuit)."), "the other one takes three times as long as correlated matching"
+    few = cells([measurement(failures=(100, 90)), measurement(decoder="f", failures=(3, 4))])
+    assert advice({}, few)[2].endswith(": none measured."), "the best cell has 7 failures: nothing is decided"
+    unmatched: dict[str, Any] = {"fixed": None, "broken": None, "reference_cpu_s": None}
+    other = cells([measurement(**unmatched, failures=(60, 60)), measurement(**unmatched, decoder="f")])
+    assert advice({}, other)[3].endswith(": none measured.")
+    enough = cells(
+        [measurement(**unmatched, failures=(60, 60)), measurement(**unmatched, decoder="f", failures=(70, 70))]
+    )
+    assert advice({}, enough)[3].endswith(": d (1 of 1 circuit).")
+    assert all(line.endswith(": none measured.") for line in advice({}, [])[:4])
     assert "circuits without any: c" in "\n".join(table_lines({"c": circuit}, table, {"c": []}))
+
+
+def test_advice_names_the_first_five_decoders_of_a_list() -> None:
+    table = cells(
+        [
+            measurement(circuit=name, circuit_sha256=str(index) * 64, decoder=decoder, cpu_s=cpu_s)
+            for index, name in enumerate("abcdefg")
+            for decoder, cpu_s in ((f"d{index}", 0.001), ("slower", 0.002))
+        ]
+    )
+    names = "d0 (1 of 7 circuits), d1 (1), d2 (1), d3 (1), d4 (1)"
+    assert advice({}, table)[0].endswith(f": {names}, and 2 other decoders.")
 
 
 def test_table_is_aligned_and_explains_its_columns(circuit: BoardCircuit) -> None:

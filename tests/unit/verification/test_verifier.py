@@ -33,6 +33,7 @@ from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, same_edges
 from autoqec.verification.compare import _nearly_equal, report_differences
 from autoqec.verification.guard_shots import derangement
+from autoqec.verification.request import ReplayResult
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.session import ModelInfo, read_model_info
 from autoqec.verification.shot_cache import ShotCache
@@ -183,6 +184,30 @@ def test_verify_again_replays_and_writes_nothing(honest: Verified, monkeypatch: 
     monkeypatch.setattr(verifier, "run_verification", lambda request, on_event=None: other_verdict)
     with pytest.raises(ContractError, match="verdict was VERIFIED, is INCONCLUSIVE"):
         verify(honest.request)
+
+
+@pytest.mark.parametrize(
+    ("backend", "cpus", "first", "explained"),
+    [
+        ("bposd", ("Xeon", "EPYC"), "test.e_value was 2, is 3", True),
+        ("bposd", ("EPYC", "EPYC"), "test.e_value was 2, is 3", False),
+        ("bposd", (None, "EPYC"), "test.e_value was 2, is 3", False),
+        ("bposd", ("Xeon", "EPYC"), "shots were not reproduced, from a on", False),
+        ("mwpm", ("Xeon", "EPYC"), "test.e_value was 2, is 3", False),
+    ],
+)
+def test_disagreement_shows_few_differences_and_names_another_processor(
+    honest: Verified, backend: str, cpus: tuple[str | None, str], first: str, explained: bool
+) -> None:
+    assert honest.report.cost is not None
+    cost = honest.report.cost.model_copy(update={"cpu_model": cpus[1]})
+    report = honest.report.model_copy(update={"cost": cost, "backend": backend})
+    found = ReplayResult(report, (first, "a was 1, is 2", "b was 1, is 2", "c was 1", "d was 1"), 1, 0, cpus[0])
+    cause = ". Likely cause: the report was made on Xeon, this is EPYC: rounding errors of the network differ and "
+    cause += "change some predictions of bposd (guard batch_independence says how many)"
+    shown = f"the verdict is VERIFIED, but {first}; a was 1, is 2; b was 1, is 2; and 2 more"
+    assert found.disagreement == shown + (cause if explained else "")
+    assert ReplayResult(report, (), 1, 0, cpus[0]).likely_cause is None
 
 
 Values = dict[str, Any]
