@@ -53,8 +53,10 @@ class CheckpointDecoder:
         self._same_edges = np.array_equal(columns, np.arange(len(trained)))
         self._prior = decoded.astype(np.float32)
         self.shift = np.where(columns >= 0, decoded - trained[columns], 0).astype(np.float32)
+        self._is_shifted = bool(self.shift.any())
         self.decoder = make_decoder(problem, model.output_mode, model.gate, hint=NO_GATE_HINT)
-        self._single_shot, self._local = SingleShot.of(model), LocalForward.of(model, problem.n_detectors)
+        self._single_shot = SingleShot.of(model, problem.n_detectors)
+        self._local = LocalForward.of(model, problem.n_detectors)
 
     @classmethod
     def of(
@@ -131,6 +133,8 @@ class CheckpointDecoder:
             UsageError: The shots are of another circuit, or no combination of the model's errors explains one.
         """
         check_detection_events(detection_events, self.problem.n_detectors)
+        if len(detection_events) == 1:
+            return self._decode_one(detection_events)
         predictions = np.zeros((len(detection_events), self.problem.n_observables), bool)
         chunk = max(1, min(CHUNK, MAX_CHUNK_VALUES // len(self._prior)))
         for start in range(0, len(detection_events), chunk):
@@ -138,6 +142,14 @@ class CheckpointDecoder:
             with unexplained_shots():
                 predictions[start : start + chunk] = self.decoder.decode_with(part, self.log_odds)
         return predictions
+
+    def _decode_one(self, detection_events: np.ndarray) -> np.ndarray:
+        """Decode one shot without the overhead of batches."""
+        try:
+            return self.decoder.decode_with(detection_events, self.log_odds)
+        except ValueError:  # a context manager takes longer than this
+            with unexplained_shots():
+                raise
 
     def log_odds(self, detection_events: np.ndarray) -> np.ndarray:
         """Run the network on bit-packed detection events; return float32 [n, n_edges] for the decoded problem."""
@@ -147,7 +159,8 @@ class CheckpointDecoder:
                 "the network's outputs are not finite", location=str(self._path), hint=OTHER_CHECKPOINT_HINT
             )
         if self._same_edges:
-            output += self.shift
+            if self._is_shifted:
+                output += self.shift
             return output
         log_odds = output[:, self._columns] + self.shift
         log_odds[:, self.unknown_edges] = self._prior[self.unknown_edges]
@@ -158,7 +171,7 @@ class CheckpointDecoder:
         if self._local is not None:
             return self._local(detection_events)
         if self._single_shot is not None and len(detection_events) == 1:
-            return self._single_shot(detection_events[0], self.problem.n_detectors)[None]
+            return self._single_shot(detection_events[0])[None]
         events = torch.from_numpy(unpack(detection_events, self.problem.n_detectors)).float()
         with torch.no_grad(), _checkpoint_errors(self._path):
             output: np.ndarray = self._model(events).numpy()

@@ -65,6 +65,14 @@ class Gate:
         self.ambiguous_shots += int(np.count_nonzero(ambiguous))
         return (gap < 0)[:, None], ambiguous
 
+    def split_one(self, detection_events: np.ndarray) -> tuple[bool, bool]:
+        """Do the same for one shot, uint8 [1, ceil(n_detectors / 8)]: its prediction, and whether it is ambiguous."""
+        gap = float(self.gap(detection_events)[0])
+        ambiguous = abs(gap) < float(np.float32(self.threshold))  # as numpy compares arrays of float32
+        self.shots += 1
+        self.ambiguous_shots += ambiguous
+        return gap < 0, ambiguous
+
     def gap(self, detection_events: np.ndarray) -> np.ndarray:
         """Return complementary gaps in nats, float32 [n], cut off beyond the threshold."""
         return self._matcher.complementary_gap(detection_events, cap=self.threshold + CAP_MARGIN)
@@ -151,6 +159,11 @@ class GatedDecoder:
 
     def decode_with(self, detection_events: np.ndarray, network: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Decode with a network that maps selected, bit-packed detection events to log-odds."""
+        if len(detection_events) == 1 and self.gate is not None:
+            flipped, ambiguous = self.gate.split_one(detection_events)
+            if not ambiguous:
+                return np.array([[flipped]])
+            return self.inner.decode_soft(detection_events, network(detection_events))
         selection = self.select(detection_events)
         return (
             self.complete(selection, network(selection.detection_events)) if len(selection) else selection.predictions

@@ -22,7 +22,7 @@ from autoqec.qec import c_library
 from autoqec.qec.c_library import addresses
 
 LIBRARY = c_library.library_path(__file__, "_local")
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("local_network.c", "local_kernel.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("local_network.c", "local_kernel.c", "dense_network.c"))
 LANES = 32  # widths are padded to a multiple: two vectors of the widest instruction set
 MAX_ENTRIES = 2**20  # of the table with pairs, 4 MB; a larger one displaces the shots from the cache
 SIZES = ("edges", "slots", "width", "layers", "small", "words", "has_pairs")

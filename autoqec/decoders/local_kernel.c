@@ -33,6 +33,22 @@ TARGET static void NAMED(layer)(const float *in, float *out, const float *weight
     }
 }
 
+/* A dense layer on one shot; weights [n_in + 1][n_out], see Dense. */
+TARGET static void NAMED(dense)(const float *in, float *out, const float *weights, int n_in, int n_out, int kind) {
+    for (int j = 0; j < n_out; j += 4 * LANES) {
+        VECTOR sum[4];
+        const float *column = weights + j, *bias = column + (size_t)n_in * n_out;
+        for (int r = 0; r < 4; r++) sum[r] = GET(bias + r * LANES);
+        for (int k = 0; k < n_in; k++, column += n_out)
+            for (int r = 0; r < 4; r++) sum[r] += in[k] * GET(column + r * LANES);
+        for (int r = 0; r < 4; r++) {
+            VECTOR value = kind ? RELU(sum[r]) : sum[r];
+            if (kind == DENSE_RESIDUAL) value += GET(in + j + r * LANES);
+            AT(out + j + r * LANES) = value;
+        }
+    }
+}
+
 TARGET static float NAMED(total)(const VECTOR *sum) {
     float lane[LANES];
     memcpy(lane, sum, sizeof lane);
@@ -108,7 +124,7 @@ TARGET static void NAMED(windows)(const Network *net, Tile *tile, const uint64_t
     }
 }
 
-static const Kernel NAMED(kernel) = {NAMED(append), NAMED(windows), NAMED(finish)};
+static const Kernel NAMED(kernel) = {NAMED(append), NAMED(windows), NAMED(finish), NAMED(dense)};
 
 #undef VECTOR
 #undef AT

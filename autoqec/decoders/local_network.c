@@ -21,6 +21,7 @@
 
 #define ROWS 6   /* windows that share the loads of weights; their sums fit into the registers */
 #define TILE 48  /* windows per tile, a multiple of ROWS */
+#define DENSE_RESIDUAL 2 /* kind of a dense layer: in + relu(layer(in)); 1 is relu(layer(in)), and 0 is linear */
 
 /* The same struct is declared in local_forward.py. All widths are padded with zeros to a multiple of 32. Slots are the
  * edges that have windows, ordered by class. Entries of a kind: no event; then a single event at point b at
@@ -56,6 +57,7 @@ typedef struct {
     void (*append)(const Network *, Tile *, int32_t, int, float, float *);
     void (*windows)(const Network *, Tile *, const uint64_t *, const int32_t *, int32_t, float *);
     void (*finish)(const Network *, Tile *);
+    void (*dense)(const float *, float *, const float *, int, int, int);
 } Kernel;
 
 static size_t head_size(const Network *net) {
@@ -199,10 +201,12 @@ int autoqec_local_1(const Network *net, int64_t shots, int64_t row_bytes, const 
     return ready ? 0 : -1;
 }
 
+#include "dense_network.c"
+
 #ifdef HAVE_PYTHON_H
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, .m_name = "_local",
-    .m_doc = "Translation-invariant networks in C; called by autoqec.decoders.local_forward."};
+    .m_doc = "Networks in C; called by autoqec.decoders.local_forward and autoqec.decoders.single_shot."};
 
 PyMODINIT_FUNC PyInit__local(void) { return PyModuleDef_Init(&module); }
 #endif

@@ -8,7 +8,8 @@ the complementary gap, a confidence of plain matching (Gidney, Newman, Brooks, J
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 
 import numpy as np
 import pymatching
@@ -19,9 +20,11 @@ from autoqec.qec.c_library import addresses
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack, unpack
-from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching, compiled_gap
+from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, GapTable, WeightedMatching, compiled_gap
 
-MAX_TABLE_NODES = 4096  # 128 MB of distances
+MAX_TABLE_NODES = 2048  # 32 MB of distances; beyond, a search per shot is faster
+NEAR_EDGES = 1.0  # mean weights of an edge; pairs farther apart are rarely needed
+WORK_PER_EDGE = 32  # pairs of events that C looks at, per edge of the graph; at p=.005 shots take at most 7
 
 
 class LogicalClassMatcher:
@@ -66,11 +69,11 @@ class LogicalClassMatcher:
             self._capped = _CappedGraph(
                 self._checks, self._weights, self._gauge, self._in_sector, self._n_detectors, cap
             )
-        gap, done = self._capped.gap(detection_events)
-        if np.count_nonzero(done) < len(done):
-            detections = unpack(detection_events[~done], self._n_detectors)
+        gap, work = self._capped.gap(detection_events)
+        if np.count_nonzero(left := work < 0):
+            detections = unpack(detection_events[left], self._n_detectors)
             unflipped_weight, flipped_weight = (self._capped.match(rows) for rows in self._syndromes(detections))
-            gap[~done] = flipped_weight - unflipped_weight
+            gap[left] = flipped_weight - unflipped_weight
         return gap
 
     def match_both_classes(self, detections: np.ndarray, log_odds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +103,8 @@ class LogicalClassMatcher:
 class _CappedGraph:
     """The prior graph with one more edge, from B to the boundary at weight `cap`.
 
-    Where it can, C computes gaps from distances between all nodes; PyMatching matches the other shots.
+    C computes gaps, from distances between all nodes if there are few. PyMatching matches the shots that take too much
+    work, and all of them where the package was built without a C compiler.
     """
 
     def __init__(
@@ -120,21 +124,40 @@ class _CappedGraph:
         self._gauge = np.append(gauge, np.uint8(0)).astype(np.uint8)
         self._node_of = np.full(-(-n_detectors // 8) * 8, -1, np.int32)
         self._node_of[in_sector] = np.arange(len(in_sector), dtype=np.int32)
-        self._tables = self._distances() if rows <= MAX_TABLE_NODES else None
+        self._solve = self._solver() if (self._weights >= 0).all() else None
 
-    def _distances(self) -> list[int] | None:
-        """Return addresses of the constant arrays of `autoqec_gap_1`, if C can compute distances."""
+    def _solver(self) -> Callable[..., int] | None:
+        """Return the C function that computes gaps, with the graph as its first arguments; None if it was not built."""
         functions = compiled_gap()
-        if functions is None or (self._weights < 0).any():
+        if functions is None:
             return None
-        graph = WeightedMatching(self._checks).adjacency
-        bound, apart = np.empty(graph[0]), np.empty((graph[0], graph[0]))
-        self._arrays: list[np.ndarray] = [self._node_of, self._gauge, bound, apart]  # kept alive for their addresses
-        status = functions[0](*graph[:2], *addresses(*graph[2:], self._weights, bound, apart))
-        return addresses(*self._arrays) if status == 0 else None
+        distances, gap, wide_gap = functions
+        n_nodes, n_edges, *links = WeightedMatching(self._checks).adjacency
+        most_work = WORK_PER_EDGE * n_edges
+        self._arrays = [*links, self._weights, self._node_of, self._gauge]  # kept alive for their addresses
+        *graph_addresses, of_node_of, of_gauge = addresses(*self._arrays)
+        graph, self._maps = (n_nodes, n_edges, *graph_addresses), (of_node_of, of_gauge)
+        if n_nodes > MAX_TABLE_NODES:
+            return partial(wide_gap, *graph, most_work)
+        bound, apart = np.empty(n_nodes), np.empty((n_nodes, n_nodes))
+        if distances(*graph, *addresses(bound, apart)) != 0:
+            return None
+        reach = NEAR_EDGES * float(self._weights.mean())
+        node, near = np.nonzero(np.tril(apart < reach, -1))
+        first_near = np.searchsorted(node, np.arange(n_nodes + 1)).astype(np.int64)
+        arrays: dict[str, np.ndarray] = {
+            "bound": bound, "apart": apart, "first_near": first_near, "near": near.astype(np.int32),
+            "near_apart": apart[node, near],
+        }  # fmt: skip
+        self._arrays += arrays.values()
+        table = GapTable(nodes=n_nodes, reach=reach, **dict(zip(arrays, addresses(*arrays.values()), strict=True)))
+        return partial(gap, table, most_work)
 
     def gap(self, detection_events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return gaps, float32 [n], and bool [n], the shots whose gap is computed.
+        """Compute gaps in C.
+
+        Returns:
+            float32 [n], and int64 [n], how many pairs of events were looked at; -1 for shots whose gap is not computed.
 
         Raises:
             ValueError: The shots are not uint8 [n, ceil(n_detectors / 8)].
@@ -144,13 +167,14 @@ class _CappedGraph:
             raise ValueError(
                 f"detection events are {detection_events.dtype} {detection_events.shape}, not uint8 {expected}"
             )
-        gap, done = np.empty(len(detection_events), np.float32), np.zeros(len(detection_events), np.uint8)
-        functions = compiled_gap()
-        if self._tables is not None and functions is not None:
+        gap, work = np.empty(len(detection_events), np.float32), np.empty(len(detection_events), np.int64)
+        if self._solve is not None:
             shots = np.ascontiguousarray(detection_events)
-            if functions[1](*shots.shape, len(self._gauge), *self._tables, *addresses(shots, gap, done)) != 0:
-                done[:] = 0  # out of memory
-        return gap, done.view(bool)
+            if self._solve(*shots.shape, *self._maps, *addresses(shots, gap, work)) != 0:
+                work[:] = -1  # out of memory
+        else:
+            work[:] = -1
+        return gap, work
 
     def match(self, syndromes: np.ndarray) -> np.ndarray:
         """Return float64 [n], weights of PyMatching's solutions of syndromes, uint8 [n, n_nodes]."""

@@ -23,7 +23,7 @@ class SoftMatching:
     def __init__(self, graph: MatchingGraph, n_detectors: int) -> None:
         self._graph, self._n_detectors = graph, n_detectors
         self._weighted = WeightedMatching(graph.check_matrix, max_weight=MAX_LOG_ODDS)
-        self._row_bytes = -(-n_detectors // 8)
+        self._row_bytes, self._checked = -(-n_detectors // 8), False
         node_of = np.full(8 * self._row_bytes, -1, np.int32)
         node_of[graph.in_sector] = np.arange(len(graph.in_sector), dtype=np.int32)
         flips = np.ascontiguousarray(graph.observables, np.uint8)
@@ -57,9 +57,10 @@ class SoftMatching:
             return self._decode_edges(detection_events, log_odds)
         shots, values = np.ascontiguousarray(detection_events, np.uint8), np.ascontiguousarray(log_odds, np.float32)
         flipped, done = np.empty((n, self._graph.observables.shape[1]), np.uint8), np.empty(n, np.uint8)
-        status = function(n, self._row_bytes, *self._fixed, *addresses(values, shots, flipped, done))
+        status = function(self._checked, n, self._row_bytes, *self._fixed, *addresses(values, shots, flipped, done))
         if status == NOT_FINITE:
             raise ValueError("log-odds hold values that are not finite")
+        self._checked = status == 0  # checking takes as long as matching one shot
         predictions = flipped.view(bool)
         if status != 0 or np.count_nonzero(done) < n:
             left = done == 0 if status == 0 else np.ones(n, bool)  # without memory in C, PyMatching decodes all

@@ -1,15 +1,11 @@
 /* Minimum-weight perfect matching of single shots: under per-shot weights, and under fixed weights for the
  * complementary gap.
  *
- * A shot has few detection events, and a pair of them matters only if it is closer than both are to the boundary
- * together. So each event is explored (Dijkstra, Numer. Math. 1, 269, 1959) only as far as its own distance to the
- * boundary: a shorter path between two events is within reach of one or the other at every node. The events split into
- * clusters; each cluster is matched by a depth-first search that a dual bound prunes. Exact in double precision. A
- * cluster whose search exceeds its budget of steps is left to the caller. An edge of negative weight is selected first:
- * its ends are toggled, and its weight becomes positive.
- *
- * Under fixed weights all distances are computed once. The gap then needs only the cluster of the extra detector that
- * stands for the observable (see logical_classes.py): other clusters have the same weight in both logical classes.
+ * Detection events are matched by blossom.c. The radius of an event seldom exceeds the length of a few edges, so each
+ * event is explored (Dijkstra, Numer. Math. 1, 269, 1959) half a mean edge far at first, and twice as far whenever its
+ * radius gets there. Two events meet at the nodes that both reach: if their distance is at most the sum of the distances
+ * up to which both are explored, one of them reaches a node on the shortest path that the other reaches too. Exact in
+ * double precision. An edge of negative weight is selected first: its ends are toggled, and its weight becomes positive.
  *
  * Python calls the functions through ctypes, which releases the GIL and assumes no version of Python. With its headers
  * the library is also an (empty) extension module under the stable ABI, which a wheel for every Python needs; a machine
@@ -28,11 +24,11 @@
 #include <string.h>
 
 #define FAR DBL_MAX
-#define CLUSTER 64  /* detection events of one cluster are bits of one word */
-#define BUDGET 50000 /* steps of one cluster's search */
-
-#define SUBSET_MEMBERS 7 /* above, the search is faster */
+#define SUBSET_MEMBERS 8 /* above, the search is faster */
+#define FIRST_REACH 0.5 /* mean weights of an edge: how far each event is explored at first */
 #define MAX_NODES 65536 /* a node is the low bits of a heap entry */
+
+#include "blossom.c"
 
 typedef struct {
     int32_t nodes, edges;
@@ -41,29 +37,19 @@ typedef struct {
     const int32_t *near;  /* node at the other end of a link, -1 is the boundary */
     const int32_t *via;   /* edge of a link */
     const double *weights; /* [edges], none below 0 */
-    uint64_t *heap;       /* [links + 1], see entry_of */
 } Graph;
 
-/* A detection event and the nodes around it. */
+/* What one exploration finds, from a node to those around it. */
 typedef struct {
-    int32_t node, parent;      /* parent: union-find of the clusters */
-    double bound;              /* distance to the boundary, FAR if there is none */
-    int32_t exit_node, exit;   /* where the path to the boundary ends: its last node and edge */
-    int32_t first, last;       /* range of the nodes reached */
-    double *dist;              /* [nodes]: upper bounds, exact below `bound`; FAR for nodes not reached */
-    int32_t *came;             /* [nodes]: edge on the path back to the event */
-} Event;
-
-typedef struct {
-    int size, steps;
-    double best;                          /* weight above the dual bound; after pair_up, total weight */
-    double dual[CLUSTER];
-    double cost[CLUSTER][CLUSTER];        /* distance of a pair; on the diagonal, distance to the boundary */
-    double spare[CLUSTER][CLUSTER + 1];   /* cost of a choice above the dual bound, ascending */
-    uint8_t choice[CLUSTER][CLUSTER + 1]; /* partner, or the node itself for the boundary */
-    int choices[CLUSTER];
-    uint8_t mate[CLUSTER], found[CLUSTER];
-} Pairing;
+    uint64_t *heap;           /* [links + 1], see entry_of */
+    double *dist;             /* [nodes]: upper bounds, exact below `reach`; FAR for nodes not reached */
+    int32_t *came;            /* [nodes]: edge on the path back */
+    int32_t *touched, n;      /* the nodes reached */
+    double bound;             /* distance to the boundary, FAR if it is not reached */
+    int32_t exit_node, exit;  /* where the path to the boundary ends: its last node and edge */
+    int all;                  /* whether no node is left to reach */
+    int32_t end;              /* a node that is reached and never left, or -1 */
+} Search;
 
 /* A heap entry orders by distance, rounded down by less than 2^-36 of itself, with the node in the low 16 bits. */
 static uint64_t entry_of(double distance, int32_t node) {
@@ -99,198 +85,52 @@ static int pop(uint64_t *heap, int size) {
     return size;
 }
 
-/* Distances from e->node to all nodes closer than `reach` and to their neighbours. With `to_boundary`, `reach` ends at
- * the boundary, whose distance is e->bound. A node is expanded again if rounding in the heap took it too early; 0 if
- * that exceeds the heap, for which no weights of a device are known. */
-static int explore(const Graph *g, Event *e, double reach, int to_boundary) {
-    double *dist = e->dist;
+/* Distances from `from` to all nodes closer than `reach` and to their neighbours. With `to_boundary`, `reach` ends at the
+ * boundary. A node is expanded again if rounding in the heap took it too early; 0 if that exceeds the heap, for which no
+ * weights of a device are known. */
+static int explore(const Graph *g, Search *s, int32_t from, double reach, int to_boundary) {
+    double *dist = s->dist;
     int size = 0;
     int32_t pushes = g->start[g->nodes + 1];
-    for (int32_t v = 0; v < g->nodes; v++) dist[v] = FAR;
-    dist[e->node] = 0;
-    e->bound = FAR;
-    e->first = e->last = e->node;
-    int32_t u = e->node;
+    while (s->n > 0) dist[s->touched[--s->n]] = FAR;
+    dist[from] = 0;
+    s->bound = FAR;
+    s->touched[s->n++] = from;
+    s->all = 0;
+    int32_t u = from;
     for (;;) {
         double d = dist[u];
         if (d >= reach) return 1;
-        for (int32_t link = g->start[u]; link < g->start[u + 1]; link++) {
+        for (int32_t link = g->start[u]; (u != s->end || u == from) && link < g->start[u + 1]; link++) {
             int32_t v = g->near[link], edge = g->via[link];
             double there = d + g->weights[edge];
             if (v < 0) {
-                if (to_boundary && there < e->bound) {
-                    e->bound = there;
-                    e->exit_node = u;
-                    e->exit = edge;
+                if (to_boundary && there < s->bound) {
+                    s->bound = there;
+                    s->exit_node = u;
+                    s->exit = edge;
                     if (there < reach) reach = there;
                 }
             } else if (there < dist[v]) {
+                if (dist[v] == FAR) s->touched[s->n++] = v;
                 dist[v] = there;
-                e->came[v] = edge;
-                if (v < e->first) e->first = v;
-                if (v > e->last) e->last = v;
+                s->came[v] = edge;
                 if (there >= reach) continue;
                 if (pushes-- == 0) return 0;
-                size = push(g->heap, size, entry_of(there, v));
+                size = push(s->heap, size, entry_of(there, v));
             }
         }
         uint64_t top;
         do {
-            if (size == 0) return 1;
-            top = g->heap[0];
+            if (size == 0) {
+                s->all = reach == FAR;
+                return 1;
+            }
+            top = s->heap[0];
             u = (int32_t)(top & (MAX_NODES - 1));
-            size = pop(g->heap, size);
+            size = pop(s->heap, size);
         } while (top != entry_of(dist[u], u)); /* a shorter path was found meanwhile */
     }
-}
-
-/* Distance of two events by way of the nodes that both reach; FAR if there are none. */
-static double distance(const Event *a, const Event *b) {
-    int32_t v = a->first > b->first ? a->first : b->first, last = a->last < b->last ? a->last : b->last;
-    double least[4] = {FAR, FAR, FAR, FAR};
-    for (; v + 3 <= last; v += 4)
-        for (int k = 0; k < 4; k++) {
-            double sum = a->dist[v + k] + b->dist[v + k];
-            least[k] = sum < least[k] ? sum : least[k];
-        }
-    for (; v <= last; v++) {
-        double sum = a->dist[v] + b->dist[v];
-        least[0] = sum < least[0] ? sum : least[0];
-    }
-    for (int k = 1; k < 4; k++)
-        if (least[k] < least[0]) least[0] = least[k];
-    return least[0];
-}
-
-static void search(Pairing *c, uint64_t left, double spent) {
-    if (left == 0) {
-        c->best = spent;
-        memcpy(c->found, c->mate, sizeof c->mate);
-        return;
-    }
-    int i = __builtin_ctzll(left);
-    left &= left - 1;
-    for (int k = 0; k < c->choices[i]; k++) {
-        double cost = spent + c->spare[i][k];
-        if (cost >= c->best || ++c->steps > BUDGET) return;
-        int j = c->choice[i][k];
-        if (j != i && !(left >> j & 1)) continue;
-        c->mate[i] = (uint8_t)j;
-        search(c, j == i ? left : left & ~(1ULL << j), cost);
-    }
-}
-
-/* Find a dual bound of the c->size members under c->cost, and sort the choices of each by their cost above it. */
-static void prepare(Pairing *c) {
-    double *dual = c->dual, (*cost)[CLUSTER] = c->cost;
-    int n = c->size;
-    /* A feasible dual: dual_i + dual_j <= cost_ij, dual_i <= cost_ii. First half of the cheapest pair of each, ... */
-    for (int i = 0; i < n; i++) {
-        dual[i] = cost[i][i];
-        for (int j = 0; j < n; j++)
-            if (j != i && cost[i][j] / 2 < dual[i]) dual[i] = cost[i][j] / 2;
-    }
-    /* ... then each raised as far as the others allow. */
-    for (int i = 0; i < n; i++) {
-        double slack = cost[i][i] - dual[i];
-        for (int j = 0; j < n; j++)
-            if (j != i && cost[i][j] - dual[i] - dual[j] < slack) slack = cost[i][j] - dual[i] - dual[j];
-        if (slack > 0) dual[i] += slack;
-    }
-    for (int i = 0; i < n; i++) {
-        c->choices[i] = 0;
-        for (int j = i; j < n; j++) {
-            if (cost[i][j] == FAR) continue;
-            double spare = cost[i][j] - dual[i] - (j == i ? 0 : dual[j]);
-            int k = c->choices[i]++;
-            for (; k > 0 && c->spare[i][k - 1] > spare; k--) {
-                c->spare[i][k] = c->spare[i][k - 1];
-                c->choice[i][k] = c->choice[i][k - 1];
-            }
-            c->spare[i][k] = spare > 0 ? spare : 0; /* negative only by rounding */
-            c->choice[i][k] = (uint8_t)j;
-        }
-    }
-}
-
-/* Minimum-weight matching of the prepared members from `first` on, to each other or to the boundary; 0 if the search
- * takes too long. */
-static int pair_up(Pairing *c, int first) {
-    c->best = FAR;
-    c->steps = 0;
-    search(c, c->size > first ? (~0ULL >> (CLUSTER - c->size + first)) << first : 0, 0);
-    int solved = c->best < FAR && c->steps <= BUDGET;
-    for (int i = first; i < c->size; i++) c->best += c->dual[i];
-    return solved;
-}
-
-/* Toggle the edges on the path from `node` back to the event. */
-static void walk(const Graph *g, const Event *e, int32_t node, uint8_t *taken) {
-    while (node != e->node) {
-        int32_t edge = e->came[node];
-        taken[edge] ^= 1;
-        node = g->ends[2 * edge] + g->ends[2 * edge + 1] - node;
-    }
-}
-
-/* Toggle the edges on the shortest path between two events, which `distance` found to be `apart`. */
-static void join(const Graph *g, const Event *a, const Event *b, double apart, uint8_t *taken) {
-    int32_t v = 0;
-    while (v + 1 < g->nodes && a->dist[v] + b->dist[v] > apart) v++;
-    walk(g, a, v, taken);
-    walk(g, b, v, taken);
-}
-
-static int32_t root_of(const Event *events, int32_t i) {
-    while (events[i].parent != i) i = events[i].parent;
-    return i;
-}
-
-/* Match the members of one cluster, in c->cost their distances, and toggle the edges of their paths. */
-static int match_cluster(const Graph *g, const Event *events, const int32_t *member, Pairing *c, uint8_t *taken) {
-    prepare(c);
-    if (!pair_up(c, 0)) return 0;
-    for (int i = 0; i < c->size; i++) {
-        const Event *e = events + member[i];
-        int j = c->found[i];
-        if (j == i) {
-            taken[e->exit] ^= 1;
-            walk(g, e, e->exit_node, taken);
-        } else if (j > i) {
-            join(g, e, events + member[j], c->cost[i][j], taken);
-            c->found[j] = (uint8_t)i; /* the pair is done */
-        }
-    }
-    return 1;
-}
-
-static int match(const Graph *g, Pairing *c, Event *events, int32_t n_fired, double *apart, uint8_t *taken) {
-    for (int32_t i = 0; i < n_fired; i++) {
-        events[i].parent = i;
-        if (!explore(g, events + i, FAR, 1)) return 0;
-        for (int32_t j = 0; j < i; j++) {
-            double pair = distance(events + i, events + j), bound = events[i].bound + events[j].bound;
-            int useful = pair < FAR && pair < bound; /* bound: infinite without a boundary */
-            apart[(size_t)i * g->nodes + j] = useful ? pair : FAR;
-            if (useful) events[root_of(events, j)].parent = root_of(events, i);
-        }
-    }
-    int32_t member[CLUSTER];
-    for (int32_t root = 0; root < n_fired; root++) {
-        if (events[root].parent != root) continue;
-        c->size = 0;
-        for (int32_t i = 0; i < n_fired; i++) {
-            if (root_of(events, i) != root) continue;
-            if (c->size == CLUSTER) return 0;
-            member[c->size++] = i;
-        }
-        for (int i = 0; i < c->size; i++) {
-            c->cost[i][i] = events[member[i]].bound;
-            for (int j = 0; j < i; j++) c->cost[i][j] = c->cost[j][i] = apart[(size_t)member[i] * g->nodes + member[j]];
-        }
-        if (!match_cluster(g, events, member, c, taken)) return 0;
-    }
-    return 1;
 }
 
 /* Whether the arrays describe a graph: every index in range, and every link at the ends of its edge. */
@@ -313,43 +153,193 @@ static int is_graph(const Graph *g) {
     return links == 2 * (int64_t)g->edges;
 }
 
-/* Memory of one batch. Events hold rows of `dist` and `came`; there are as many as nodes. */
+/* That an event reaches a node. */
 typedef struct {
-    double *weights, *dist, *apart;
-    int32_t *came;
-    uint64_t *heap;
-    Event *events;
-    Pairing *pairing;
+    double dist;
+    int32_t event, came; /* came: edge on the path back to the event */
+    int32_t next;        /* the node's next one, or -1 */
+} Reach;
+
+/* Memory of one batch. */
+typedef struct {
+    const Graph *g;
+    Search search;
+    Blossoms blossoms;
+    double *weights;
+    int32_t *node_of;                /* [nodes]: node of each event */
+    int32_t *exit_node, *exit;       /* [nodes]: by event, see Search */
+    int32_t *reached;                /* [nodes]: first Reach of each node, or -1 */
+    Reach *reach;
+    int32_t reaches, reach_capacity;
+    int32_t *meet, meet_capacity;    /* by pair: a node of its shortest path that both events reach */
+    double *least;                   /* [nodes]: by event, distance to the one that is explored; FAR outside `widen` */
+    int32_t *where, *found;          /* [nodes]: by event, the node that this distance is by way of; events found */
+    double no_boundary;              /* takes the place of the distance to the boundary if there is none */
 } Memory;
 
-static void release(Memory *m) {
-    free(m->weights), free(m->dist), free(m->apart), free(m->came), free(m->heap), free(m->events), free(m->pairing);
+static void release_search(Search *s) { free(s->heap), free(s->dist), free(s->came), free(s->touched); }
+
+static int reserve_search(Search *s, const Graph *g) {
+    size_t n = (size_t)g->nodes;
+    *s = (Search){.end = -1, .heap = malloc(sizeof(uint64_t) * ((size_t)g->start[n + 1] + 1)), .dist = malloc(sizeof(double) * n)};
+    s->came = malloc(sizeof(int32_t) * n), s->touched = malloc(sizeof(int32_t) * n);
+    for (size_t v = 0; s->dist && v < n; v++) s->dist[v] = FAR;
+    return s->heap && s->dist && s->came && s->touched;
 }
 
-/* Reserve memory for `g` and events at `rows` nodes at once; 0 if there is none. */
-static int reserve(Memory *m, const Graph *g, size_t rows) {
-    size_t n = (size_t)g->nodes, links = (size_t)g->start[g->nodes + 1];
+static void release(Memory *m) {
+    release_search(&m->search), release_blossoms(&m->blossoms);
+    free(m->weights), free(m->node_of), free(m->exit_node), free(m->exit), free(m->reached), free(m->reach);
+    free(m->meet), free(m->least), free(m->where), free(m->found);
+}
+
+/* Reserve memory for `g`; 0 if there is none. */
+static int reserve(Memory *m, const Graph *g) {
+    size_t n = (size_t)g->nodes;
+    int ready = reserve_search(&m->search, g);
+    ready &= reserve_blossoms(&m->blossoms, g->nodes);
+    m->g = g;
     m->weights = malloc(sizeof(double) * ((size_t)g->edges + 1));
-    m->dist = malloc(sizeof(double) * n * rows);
-    m->apart = malloc(sizeof(double) * n * rows);
-    m->came = malloc(sizeof(int32_t) * n * rows);
-    m->heap = malloc(sizeof(uint64_t) * (links + 1));
-    m->events = malloc(sizeof(Event) * rows);
-    m->pairing = malloc(sizeof(Pairing));
-    if (!m->weights || !m->dist || !m->apart || !m->came || !m->heap || !m->events || !m->pairing) return 0;
-    for (size_t i = 0; i < rows; i++) {
-        m->events[i].dist = m->dist + i * n;
-        m->events[i].came = m->came + i * n;
+    m->node_of = malloc(sizeof(int32_t) * n), m->reached = malloc(sizeof(int32_t) * n);
+    m->exit_node = malloc(sizeof(int32_t) * n), m->exit = malloc(sizeof(int32_t) * n);
+    m->where = malloc(sizeof(int32_t) * n), m->found = malloc(sizeof(int32_t) * n);
+    m->least = malloc(sizeof(double) * n);
+    m->reach_capacity = m->meet_capacity = 1024;
+    m->reach = malloc(sizeof(Reach) * (size_t)m->reach_capacity);
+    m->meet = malloc(sizeof(int32_t) * (size_t)m->meet_capacity);
+    for (size_t i = 0; m->least && i < n; i++) m->least[i] = FAR;
+    return ready && m->weights && m->node_of && m->reached && m->exit_node && m->exit && m->where && m->found &&
+           m->least && m->reach && m->meet;
+}
+
+/* The Reach of an event at a node that it reaches, or -1. */
+static int32_t reach_of(const Memory *m, int32_t event, int32_t node) {
+    int32_t r = m->reached[node];
+    while (r >= 0 && m->reach[r].event != event) r = m->reach[r].next;
+    return r;
+}
+
+/* Note that an event reaches a node, and the events that it meets there. Returns their number in m->found. */
+static int32_t reach_node(Memory *m, int32_t event, int32_t node, int32_t n_found) {
+    double dist = m->search.dist[node];
+    int32_t own = -1;
+    for (int32_t r = m->reached[node]; r >= 0; r = m->reach[r].next) {
+        int32_t other = m->reach[r].event;
+        double pair = dist + m->reach[r].dist;
+        if (other == event) {
+            own = r;
+        } else if (pair < m->least[other]) {
+            if (m->least[other] == FAR) m->found[n_found++] = other;
+            m->least[other] = pair, m->where[other] = node;
+        }
+    }
+    if (own < 0) {
+        if (m->reaches == m->reach_capacity)
+            m->reach = grown(&m->blossoms, m->reach, &m->reach_capacity, sizeof(Reach));
+        if (m->blossoms.failed) return n_found;
+        own = m->reaches++;
+        m->reach[own] = (Reach){.event = event, .next = m->reached[node]};
+        m->reached[node] = own;
+    }
+    m->reach[own].dist = dist, m->reach[own].came = m->search.came[node];
+    return n_found;
+}
+
+/* Record the distance of a pair, m->least[other], unless both are closer to the boundary. */
+static void note_pair(Memory *m, int32_t event, int32_t other) {
+    Blossoms *b = &m->blossoms;
+    double pair = m->least[other];
+    if (pair >= b->node[event].bound + b->node[other].bound) return;
+    int32_t h = b->node[event].halves;
+    while (h >= 0 && b->half[h].to != other) h = b->half[h].next;
+    if (h < 0) h = add_pair(b, event, other, pair);
+    if (b->failed || pair > b->half[h].cost) return;
+    b->half[h].cost = b->half[h ^ 1].cost = pair;
+    while (h / 2 >= m->meet_capacity && !b->failed) m->meet = grown(b, m->meet, &m->meet_capacity, sizeof(int32_t));
+    if (!b->failed) m->meet[h / 2] = m->where[other];
+}
+
+/* Explore twice as far around an event as before. */
+static int widen(Blossoms *b, int32_t event) {
+    Memory *m = b->context;
+    Search *s = &m->search;
+    Node *node = b->node + event;
+    double before = node->known;
+    if (!explore(m->g, s, m->node_of[event], 2 * before, 1)) return 0;
+    node->known = s->all || s->bound <= 2 * before ? FAR : 2 * before;
+    if (s->bound < node->bound) node->bound = s->bound, m->exit_node[event] = s->exit_node, m->exit[event] = s->exit;
+    int32_t n_found = 0;
+    int first = reach_of(m, event, m->node_of[event]) < 0;
+    for (int32_t i = 0; i < s->n; i++) /* nodes that were expanded before keep their distances */
+        if (first || s->dist[s->touched[i]] >= before) n_found = reach_node(m, event, s->touched[i], n_found);
+    b->work += s->n;
+    for (int32_t i = 0; i < n_found; i++) {
+        note_pair(m, event, m->found[i]);
+        m->least[m->found[i]] = FAR;
+    }
+    return !b->failed;
+}
+
+/* Toggle the edges on the path from `node` back to the event. */
+static void walk(const Memory *m, int32_t event, int32_t node, uint8_t *taken) {
+    while (node != m->node_of[event]) {
+        int32_t edge = m->reach[reach_of(m, event, node)].came;
+        taken[edge] ^= 1;
+        node = m->g->ends[2 * edge] + m->g->ends[2 * edge + 1] - node;
+    }
+}
+
+/* Let an event take part, which is at m->node_of[b->n]. Returns its vertex, or -1 if memory does not suffice. */
+static int32_t add_event(Memory *m, double first_reach) {
+    Blossoms *b = &m->blossoms;
+    int32_t v = add_vertex(b, m->no_boundary, first_reach / 2);
+    m->exit[v] = -1;
+    return widen(b, v) ? v : -1;
+}
+
+/* Match events, to each other or to the boundary; 0 if that is impossible, or if memory or work does not suffice. */
+static int match_events(Memory *m, int32_t n_fired, double first_reach, int64_t most_work) {
+    Blossoms *b = &m->blossoms;
+    clear_blossoms(b, most_work);
+    b->widen = widen, b->context = m, b->ceiling = first_reach;
+    m->reaches = 0;
+    for (int32_t v = 0; v < m->g->nodes; v++) m->reached[v] = -1;
+    for (int32_t i = 0; i < n_fired; i++) {
+        int32_t v = add_event(m, first_reach);
+        if (v < 0 || insert(b, v) == FAR) return 0;
+    }
+    return lift(b);
+}
+
+/* Match events as above, and toggle the edges of their paths. */
+static int match(Memory *m, int32_t n_fired, double first_reach, uint8_t *taken) {
+    Blossoms *b = &m->blossoms;
+    if (!match_events(m, n_fired, first_reach, INT64_MAX)) return 0;
+    resolve(b);
+    for (int32_t v = 0; v < n_fired; v++) {
+        int32_t mate = b->node[v].mate;
+        if (mate < UNMATCHED) {
+            if (m->exit[v] < 0) return 0; /* an odd number of events without boundary */
+            taken[m->exit[v]] ^= 1;
+            walk(m, v, m->exit_node[v], taken);
+        } else if (b->half[mate].to > v) {
+            walk(m, v, m->meet[mate / 2], taken);
+            walk(m, b->half[mate].to, m->meet[mate / 2], taken);
+        }
     }
     return 1;
 }
 
+static double first_reach_of(const Graph *g, double sum) { return FIRST_REACH * sum / (g->edges + 1) + DBL_MIN; }
+
 /* Match one shot under weights clipped to +-clip. fires [nodes] is modified, taken [edges] is written; 0 if the caller
  * must decode the shot. */
 static int match_shot(const Graph *g, Memory *m, const float *log_odds, float clip, uint8_t *fires, uint8_t *taken) {
+    double sum = 0;
     for (int32_t e = 0; e < g->edges; e++) {
         float weight = log_odds[e] > 0 ? log_odds[e] : -log_odds[e];
         m->weights[e] = weight < clip ? weight : clip;
+        sum += m->weights[e];
         taken[e] = log_odds[e] > 0;
     }
     for (int32_t e = 0; e < g->edges; e++) {
@@ -359,8 +349,9 @@ static int match_shot(const Graph *g, Memory *m, const float *log_odds, float cl
     }
     int32_t n_fired = 0;
     for (int32_t v = 0; v < g->nodes; v++)
-        if (fires[v]) m->events[n_fired++].node = v;
-    return match(g, m->pairing, m->events, n_fired, m->apart, taken);
+        if (fires[v]) m->node_of[n_fired++] = v;
+    m->no_boundary = 2 * sum + 1; /* more than any matching without */
+    return match(m, n_fired, first_reach_of(g, sum), taken);
 }
 
 /* Decodes events [shots][nodes] (modified) under log_odds [shots / copies][edges]; weights are their negatives.
@@ -372,8 +363,8 @@ int autoqec_match_1(int64_t shots, int64_t copies, int32_t nodes, int32_t edges,
     Graph g = {.nodes = nodes, .edges = edges, .ends = ends, .start = start, .near = near, .via = via};
     Memory m = {0};
     if (shots < 0 || copies < 1 || !is_graph(&g)) return -2;
-    int ready = reserve(&m, &g, (size_t)nodes);
-    g.weights = m.weights, g.heap = m.heap;
+    int ready = reserve(&m, &g);
+    g.weights = m.weights;
     for (int64_t shot = 0; ready && shot < shots; shot++)
         done[shot] = (uint8_t)match_shot(&g, &m, log_odds + (shot / copies) * edges, FLT_MAX, events + shot * nodes,
                                          taken + shot * edges);
@@ -393,18 +384,18 @@ static int is_numbering(const int32_t *node_of, int64_t bits, int32_t limit, uin
  * [shots][edges], clipped to +-clip. node_of [8 * row_bytes]: node of each detector, -1 for those out of the sector.
  * flips [edges][observables] of 0 and 1. Writes flipped [shots][observables] and done [shots], 0 for shots that the
  * caller must decode. Returns -1 if out of memory, -2 if the arrays describe no graph or numbering, -3 if a value of
- * log_odds is not finite. */
-int autoqec_soft_1(int64_t shots, int64_t row_bytes, int32_t nodes, int32_t edges, const int32_t *ends,
+ * log_odds is not finite. `checked`: an earlier call with the same arrays did not return -2. */
+int autoqec_soft_2(int checked, int64_t shots, int64_t row_bytes, int32_t nodes, int32_t edges, const int32_t *ends,
                    const int32_t *start, const int32_t *near, const int32_t *via, int32_t observables,
                    const int32_t *node_of, const uint8_t *flips, float clip, const float *log_odds,
                    const uint8_t *events, uint8_t *flipped, uint8_t *done) {
     Graph g = {.nodes = nodes, .edges = edges, .ends = ends, .start = start, .near = near, .via = via};
     Memory m = {0};
-    if (shots < 0 || row_bytes < 0 || observables < 1 || !is_graph(&g)) return -2;
+    if (shots < 0 || row_bytes < 0 || observables < 1 || !(checked || is_graph(&g))) return -2;
     uint8_t *fires = malloc((size_t)nodes), *taken = malloc((size_t)edges + 1);
-    int status = reserve(&m, &g, (size_t)nodes) && fires && taken ? 0 : -1;
-    if (status == 0 && !is_numbering(node_of, 8 * row_bytes, nodes, fires)) status = -2;
-    g.weights = m.weights, g.heap = m.heap;
+    int status = reserve(&m, &g) && fires && taken ? 0 : -1;
+    if (status == 0 && !checked && !is_numbering(node_of, 8 * row_bytes, nodes, fires)) status = -2;
+    g.weights = m.weights;
     for (int64_t shot = 0; status == 0 && shot < shots; shot++) {
         const float *row = log_odds + shot * edges;
         int finite = 1;
@@ -430,126 +421,7 @@ int autoqec_soft_1(int64_t shots, int64_t row_bytes, int32_t nodes, int32_t edge
     return status;
 }
 
-/* Distances under fixed weights [edges], none below 0, for autoqec_gap_1: bound [nodes] to the boundary, and apart
- * [nodes][nodes], FAR if matching both nodes to the boundary is no longer. Returns -1 if out of memory, -2 if the
- * arrays describe no graph with such weights. */
-int autoqec_distances_1(int32_t nodes, int32_t edges, const int32_t *ends, const int32_t *start, const int32_t *near,
-                        const int32_t *via, const double *weights, double *bound, double *apart) {
-    Graph g = {.nodes = nodes, .edges = edges, .ends = ends, .start = start, .near = near, .via = via};
-    Memory m = {0};
-    double farthest = 0;
-    if (!is_graph(&g)) return -2;
-    for (int32_t e = 0; e < edges; e++)
-        if (!(weights[e] >= 0 && weights[e] < FAR)) return -2;
-    int ready = reserve(&m, &g, 1);
-    g.weights = weights, g.heap = m.heap;
-    for (int32_t u = 0; ready && u < nodes; u++) {
-        m.events->node = u;
-        ready = explore(&g, m.events, FAR, 1);
-        bound[u] = m.events->bound;
-        if (bound[u] > farthest) farthest = bound[u];
-    }
-    for (int32_t u = 0; ready && u < nodes; u++) {
-        double *row = m.events->dist = apart + (size_t)u * (size_t)nodes;
-        m.events->node = u;
-        ready = explore(&g, m.events, bound[u] + farthest, 0);
-        for (int32_t v = 0; v < nodes; v++)
-            if (row[v] >= bound[u] + bound[v]) row[v] = FAR;
-    }
-    release(&m);
-    return ready ? 0 : -1;
-}
-
-/* The cluster of the last node among the detection events `fired`: its members, that node first; 0 if too large. */
-static int last_nodes_cluster(int32_t nodes, const double *apart, int32_t *fired, int n_fired, int32_t *member) {
-    int size = 1;
-    member[0] = nodes - 1;
-    for (int i = 0; i < size; i++) {
-        const double *row = apart + (size_t)member[i] * nodes;
-        for (int k = 0; k < n_fired;) {
-            if (row[fired[k]] == FAR) {
-                k++;
-                continue;
-            }
-            if (size == CLUSTER) return 0;
-            member[size++] = fired[k];
-            fired[k] = fired[--n_fired];
-        }
-    }
-    return size;
-}
-
-/* Weights of the minimum-weight matchings of a cluster, with and without member 0; for few members, by dynamic
- * programming over subsets. -1 if the search takes too long. */
-static void class_weights(Pairing *c, int32_t nodes, const double *bound, const double *apart, const int32_t *member,
-                          int size, double *with, double *without) {
-    if (size > SUBSET_MEMBERS) {
-        c->size = size;
-        for (int i = 0; i < size; i++) {
-            c->cost[i][i] = bound[member[i]];
-            for (int j = 0; j < i; j++)
-                c->cost[i][j] = c->cost[j][i] = apart[(size_t)member[i] * (size_t)nodes + member[j]];
-        }
-        prepare(c);
-        *with = pair_up(c, 0) ? c->best : -1;
-        *without = pair_up(c, 1) ? c->best : -1;
-        return;
-    }
-    double least[1 << SUBSET_MEMBERS] = {0}; /* by subset; member 0 is the highest bit, as partners are lower bits */
-    for (unsigned set = 1; set < 1u << size; set++) {
-        int top = 31 - __builtin_clz(set);
-        unsigned rest = set ^ 1u << top;
-        const double *row = apart + (size_t)member[size - 1 - top] * nodes;
-        double best = bound[member[size - 1 - top]] + least[rest];
-        for (unsigned left = rest; left; left &= left - 1) {
-            int other = __builtin_ctz(left);
-            double weight = row[member[size - 1 - other]] + least[rest ^ 1u << other];
-            if (weight < best) best = weight;
-        }
-        least[set] = best < FAR ? best : FAR;
-    }
-    *with = least[(1u << size) - 1];
-    *without = least[(1u << (size - 1)) - 1];
-}
-
-/* Complementary gaps of bit-packed detection events [shots][row_bytes], little-endian. node_of [8 * row_bytes]: node of
- * each detector, -1 for those out of the sector. gauge [nodes] of 0 and 1: the last node, which stands for the
- * observable, has an event in the class "not flipped" if the gauges of the events sum to 1. Writes gap [shots], weight
- * of "flipped" minus weight of "not flipped", and done [shots], 0 for shots that the caller must decode. Returns -1 if
- * out of memory, -2 if node_of names a node twice, the last node, or none that exists. */
-int autoqec_gap_1(int64_t shots, int64_t row_bytes, int32_t nodes, const int32_t *node_of, const uint8_t *gauge,
-                  const double *bound, const double *apart, const uint8_t *events, float *gap, uint8_t *done) {
-    if (shots < 0 || row_bytes < 0 || nodes < 1 || nodes > MAX_NODES) return -2;
-    Pairing *pairing = malloc(sizeof(Pairing));
-    int32_t *fired = malloc(sizeof(int32_t) * (size_t)nodes), member[CLUSTER];
-    int status = pairing == NULL || fired == NULL ? -1 : 0;
-    if (status == 0 && !is_numbering(node_of, 8 * row_bytes, nodes - 1, (uint8_t *)fired)) status = -2;
-    if (status != 0) {
-        free(pairing), free(fired);
-        return status;
-    }
-    for (int64_t shot = 0; shot < shots; shot++) {
-        const uint8_t *row = events + shot * row_bytes;
-        int n_fired = 0, parity = 0;
-        for (int64_t byte = 0; byte < row_bytes; byte++)
-            for (unsigned bits = row[byte]; bits; bits &= bits - 1) {
-                int32_t node = node_of[8 * byte + __builtin_ctz(bits)];
-                if (node < 0) continue;
-                fired[n_fired++] = node;
-                parity ^= gauge[node];
-            }
-        int size = last_nodes_cluster(nodes, apart, fired, n_fired, member);
-        done[shot] = 0;
-        if (size == 0) continue;
-        double with, without;
-        class_weights(pairing, nodes, bound, apart, member, size, &with, &without);
-        if (with < 0 || without < 0 || with == FAR || without == FAR) continue;
-        gap[shot] = (float)(parity ? without - with : with - without);
-        done[shot] = 1;
-    }
-    free(pairing), free(fired);
-    return 0;
-}
+#include "complementary_gap.c"
 
 #ifdef HAVE_PYTHON_H
 static struct PyModuleDef module = {

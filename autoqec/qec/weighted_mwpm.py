@@ -2,8 +2,8 @@
 
 PyMatching compiles one set of weights into its graph, so weights that change from shot to shot mean a new graph per
 shot. `WeightedMatching` takes the weights with the syndromes instead. A C extension (`weighted_mwpm.c`) finds the exact
-minimum; PyMatching decodes the rare shots that exceed its search budget, and all shots where the package was built
-without a C compiler: equal weights, but slower.
+minimum. PyMatching decodes all shots where the package was built without a C compiler, and graphs of more than 65,536
+nodes: equal weights, but slower.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ import scipy.sparse as sp
 from autoqec.qec import c_library
 
 MAX_LOG_ODDS = 30.0  # nats; PyMatching scales its integer weights by the largest, so extremes would blur the rest
+SOURCES = ("weighted_mwpm.c", "blossom.c", "complementary_gap.c")
 _LIBRARY = c_library.library_path(__file__, "_match")
+
+
+class GapTable(ctypes.Structure):
+    """The struct `Table` of `weighted_mwpm.c`."""
+
+    _fields_ = [
+        ("nodes", ctypes.c_int32), ("bound", ctypes.c_void_p), ("apart", ctypes.c_void_p), ("reach", ctypes.c_double),
+        ("first_near", ctypes.c_void_p), ("near", ctypes.c_void_p), ("near_apart", ctypes.c_void_p),
+    ]  # fmt: skip
 
 
 @functools.cache
@@ -35,26 +45,29 @@ def compiled_matcher() -> Any | None:
 
 
 @functools.cache
-def compiled_gap() -> tuple[Any, Any] | None:
-    """Return the C functions that compute distances and complementary gaps, or None if they were not built.
+def compiled_gap() -> tuple[Any, Any, Any] | None:
+    """Return the C functions that compute distances, and complementary gaps with and without them.
 
-    Both take the addresses of arrays, see `c_library.addresses`.
+    None if they were not built. All take the addresses of arrays, see `c_library.addresses`.
     """
-    if (functions := c_library.functions(_LIBRARY, "autoqec_distances_1", "autoqec_gap_1")) is None:
+    names = ("autoqec_distances_1", "autoqec_gap_2", "autoqec_wide_gap_1")
+    if (functions := c_library.functions(_LIBRARY, *names)) is None:
         return None
-    functions[0].argtypes = [ctypes.c_int32] * 2 + [ctypes.c_void_p] * 7
-    functions[1].argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32] + [ctypes.c_void_p] * 7
-    return functions[0], functions[1]
+    graph, shots = [ctypes.c_int32] * 2 + [ctypes.c_void_p] * 5, [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 5
+    functions[0].argtypes = [*graph, *[ctypes.c_void_p] * 2]
+    functions[1].argtypes = [ctypes.POINTER(GapTable), *shots]
+    functions[2].argtypes = [*graph, *shots]
+    return functions[0], functions[1], functions[2]
 
 
 @functools.cache
 def compiled_soft_matcher() -> Any | None:
     """Return the C function from bit-packed shots to observables, which takes addresses; None if it was not built."""
-    if (functions := c_library.functions(_LIBRARY, "autoqec_soft_1")) is None:
+    if (functions := c_library.functions(_LIBRARY, "autoqec_soft_2")) is None:
         return None
     pointers = ctypes.c_void_p
-    functions[0].argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32] * 2 + [pointers] * 4 + [ctypes.c_int32]
-    functions[0].argtypes += [pointers] * 2 + [ctypes.c_float] + [pointers] * 4
+    functions[0].argtypes = [ctypes.c_int] + [ctypes.c_int64] * 2 + [ctypes.c_int32] * 2 + [pointers] * 4
+    functions[0].argtypes += [ctypes.c_int32] + [pointers] * 2 + [ctypes.c_float] + [pointers] * 4
     return functions[0]
 
 
@@ -67,7 +80,7 @@ def missing_extension(backend: str) -> str | None:
 
 def is_outdated() -> bool:
     """Return whether the library of a checkout is older than its source; False in an installed package."""
-    return c_library.is_older(_LIBRARY, Path(__file__).with_name("weighted_mwpm.c"))
+    return c_library.is_older(_LIBRARY, *(Path(__file__).with_name(name) for name in SOURCES))
 
 
 class WeightedMatching:

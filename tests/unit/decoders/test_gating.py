@@ -131,6 +131,23 @@ def test_gate_counts_ambiguous_shots() -> None:
     assert gate.shots == 1500 and gate.ambiguous_share == pytest.approx((ambiguous.sum() + more.sum()) / 1500)
 
 
+def test_single_shots_are_split_and_counted_like_batches(tmp_path: Path) -> None:
+    """Also with a threshold that float32 rounds: the gap of a shot is as near to it as possible."""
+    prob = problem(3)
+    events = sample(prob, 400, 1).detection_events
+    gaps = Gate(prob, 30.0).gap(events)
+    for threshold in (GATE, float(np.abs(gaps[5])), float(np.abs(gaps[5])) + 1e-9, float(np.abs(gaps[5])) - 1e-9):
+        batch, single = Gate(prob, threshold), Gate(prob, threshold)
+        predictions, ambiguous = batch.split(events)
+        found = [single.split_one(events[i : i + 1]) for i in range(400)]
+        assert found == list(zip(predictions[:, 0].tolist(), ambiguous.tolist(), strict=True))
+        assert (single.shots, single.ambiguous_shots) == (batch.shots, batch.ambiguous_shots)
+    decoder = CheckpointDecoder.of(prob.env, gated_checkpoint(tmp_path, prob.env))
+    ones = [decoder.decode(events[i : i + 1]) for i in range(400)]
+    assert np.array_equal(np.concatenate(ones), decoder.decode(events))
+    assert all(one.dtype == bool and one.shape == (1, 1) for one in ones)
+
+
 def test_other_error_rate_moves_the_gap_with_the_priors(tmp_path: Path) -> None:
     env = surface(3)
     path = gated_checkpoint(tmp_path, env)

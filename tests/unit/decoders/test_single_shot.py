@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.decoders import checkpoint, overlay
+from autoqec.decoders import checkpoint, overlay, single_shot
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
@@ -49,18 +49,57 @@ def randomized(config: dict[str, Any]) -> Predecoder:
         {"output_mode": "hard_flip"},
     ],
 )
-def test_outputs_are_those_of_the_network(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("built", [True, False])
+def test_outputs_are_those_of_the_network(
+    changes: dict[str, Any], built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if built and single_shot.compiled_dense() is None:
+        pytest.skip("no C extension; install: make install")
+    if not built:
+        monkeypatch.setattr(single_shot, "compiled_dense", lambda: None)
+    in_torch: list[int] = []
+    forward = SingleShot._in_torch
+    monkeypatch.setattr(SingleShot, "_in_torch", lambda self, shot: in_torch.append(1) or forward(self, shot))
     block = {key: value for key, value in changes.items() if key not in ("head", "output_mode")}
     rest = {key: value for key, value in changes.items() if key not in block}
     model = randomized({"type": "mlp", **rest, "mlp": {"hidden": 8, **block}})
-    single, n_detectors = SingleShot.of(model), problem(3).n_detectors
+    n_detectors = problem(3).n_detectors
+    single = SingleShot.of(model, n_detectors)
     events = sample(problem(3), 200, 1).detection_events
     events[0] = 0
     with torch.no_grad():
         expected = model(torch.from_numpy(unpack(events, n_detectors)).float()).numpy()
     assert single is not None and np.ptp(expected, axis=0).min() > 0
-    found = np.stack([single(shot, n_detectors) for shot in events])
+    found = np.stack([single(shot) for shot in events])
+    assert bool(in_torch) == (not built or changes.get("activation", "relu") != "relu")
     assert found.dtype == np.float32 and np.abs(found - expected).max() < FLOAT32
+
+
+def test_widths_that_are_no_multiple_of_a_vector() -> None:
+    """Padding is neither read as a value nor written to the output."""
+    config = {"type": "mlp", "head": "mlp_small", "mlp": {"hidden": 150, "depth": 3, "inputs": "all"}}
+    model, events = randomized(config), sample(problem(3), 100, 2).detection_events
+    single = SingleShot.of(model, problem(3).n_detectors)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(unpack(events, problem(3).n_detectors)).float()).numpy()
+    assert single is not None
+    found = np.stack([single(shot) for shot in events])
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-3)  # larger values than those of trained networks
+
+
+def test_weights_that_are_not_finite_show_in_the_output() -> None:
+    model = randomized({"type": "mlp", "mlp": {"hidden": 8}})
+    body: Any = model.body
+    body.first.bias.data[3] = float("nan")
+    single = SingleShot.of(model, problem(3).n_detectors)
+    assert single is not None and np.isnan(single(np.zeros(3, np.uint8))).any()
+
+
+def test_shots_of_another_size_are_rejected() -> None:
+    single = SingleShot.of(randomized({"type": "mlp", "mlp": {"hidden": 8}}), problem(3).n_detectors)
+    assert single is not None
+    with pytest.raises(ValueError, match="expected 3 bytes"):
+        single(np.zeros(2, np.uint8))
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -90,14 +129,14 @@ def test_weights_are_copied_at_the_first_single_shot(
 def test_only_dense_networks_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """A branch may define another `Mlp` with the same layers, or another head."""
     model = randomized({"type": "mlp", "mlp": {"hidden": 8}})
-    assert SingleShot.of(randomized({"type": "local", "local": {"hidden": 4}})) is None
+    assert SingleShot.of(randomized({"type": "local", "local": {"hidden": 4}}), 24) is None
     body: Any = model.body
     whole, body.head = body.head, torch.nn.Tanh()
-    assert SingleShot.of(model) is None
+    assert SingleShot.of(model, 24) is None
     body.head = whole
-    assert SingleShot.of(model) is not None
+    assert SingleShot.of(model, 24) is not None
     monkeypatch.setattr(overlay, "current_modules_dir", lambda: Path("elsewhere"))
-    assert SingleShot.of(model) is None
+    assert SingleShot.of(model, 24) is None
 
 
 @pytest.mark.parametrize("name", sorted(load_models()))

@@ -16,6 +16,11 @@ from autoqec.qec.problem import Problem
 BANDS = SeedPolicy(train=(0, 99), val=(100, 199), holdout=(200, 299))
 
 
+needs_c = pytest.mark.skipif(
+    weighted_mwpm.compiled_gap() is None, reason="the C extension is not built: pip install -e ."
+)
+
+
 def generated(task: str, distance: int, rounds: int, p: float = 0.01) -> Problem:
     code = StimGeneratorCode(task=task, distance=distance, rounds=rounds)
     noise = CircuitDepolarizing(p=(p,), target_p=p)
@@ -83,7 +88,7 @@ def test_cap_clips_the_gap_and_changes_nothing_below_it() -> None:
     assert capped == pytest.approx(np.clip(free, -3, 3), abs=2e-2)
 
 
-@pytest.mark.skipif(weighted_mwpm.compiled_gap() is None, reason="the C extension is not built: pip install -e .")
+@needs_c
 @pytest.mark.parametrize(
     ("task", "distance", "rounds", "p", "cap"),
     [
@@ -100,22 +105,88 @@ def test_gaps_in_c_equal_those_of_pymatching(
     events = sampling.sample(problem, 20_000, 7).detection_events
     in_c = LogicalClassMatcher(problem)
     gap = in_c.complementary_gap(events, cap)
-    assert in_c._capped is not None and in_c._capped.gap(events)[1].mean() > 0.99, "C computed them"
+    assert in_c._capped is not None and (in_c._capped.gap(events)[1] >= 0).all(), "C computed them"
     monkeypatch.setattr(logical_classes, "compiled_gap", lambda: None)
     assert gap == pytest.approx(LogicalClassMatcher(problem).complementary_gap(events, cap), abs=1e-2)
     assert (np.abs(gap) < cap - 0.1).any() and (gap < 0).any()
 
 
-def test_shots_beyond_the_search_budget_are_matched_by_pymatching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shots with an event at every detector have clusters that are too large for C."""
-    problem = generated("surface_code:rotated_memory_z", 7, 7)
-    events = sampling.sample(problem, 20, 1).detection_events
-    events[::2] = sampling.pack(np.ones((10, problem.n_detectors), np.uint8))
-    matcher = LogicalClassMatcher(problem)
-    gap = matcher.complementary_gap(events)
-    assert matcher._capped is not None and not matcher._capped.gap(events)[1].all()
+@needs_c
+@pytest.mark.parametrize(("distance", "rounds"), [(7, 7), (3, 40)])
+def test_gaps_of_large_clusters_equal_those_of_pymatching(
+    distance: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many shots here have blossoms; dense ones are beyond the noise of a device."""
+    problem = generated("surface_code:rotated_memory_z", distance, rounds, 0.01)
+    events = sampling.sample(problem, 1000, 3).detection_events
+    bits = (np.random.default_rng(1).random((40, problem.n_detectors)) < 0.3).astype(np.uint8)
+    events = np.concatenate([events, sampling.pack(bits)])
+    in_c = LogicalClassMatcher(problem)
+    gap = in_c.complementary_gap(events, 6.5)
+    assert in_c._capped is not None and (in_c._capped.gap(events)[1] >= 0).mean() > 0.95
     monkeypatch.setattr(logical_classes, "compiled_gap", lambda: None)
-    assert gap == pytest.approx(LogicalClassMatcher(problem).complementary_gap(events), abs=1e-2)
+    assert gap == pytest.approx(LogicalClassMatcher(problem).complementary_gap(events, 6.5), abs=2e-2)
+
+
+@needs_c
+def test_shots_beyond_the_work_limit_are_matched_by_pymatching(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = generated("surface_code:rotated_memory_z", 7, 7)
+    events = sampling.sample(problem, 200, 1).detection_events
+    expected = LogicalClassMatcher(problem).complementary_gap(events)
+    monkeypatch.setattr(logical_classes, "WORK_PER_EDGE", 0)
+    limited = LogicalClassMatcher(problem)
+    gap = limited.complementary_gap(events)
+    assert limited._capped is not None and (limited._capped.gap(events)[1] < 0).mean() > 0.5
+    assert gap == pytest.approx(expected, abs=1e-2)
+
+
+@needs_c
+def test_work_of_a_gap_is_bounded_and_does_not_depend_on_the_batch() -> None:
+    """An event at every detector has many equal solutions; its search ends at the limit."""
+    problem = generated("surface_code:rotated_memory_z", 7, 7)
+    events = sampling.sample(problem, 50, 1).detection_events
+    events[::10] = sampling.pack(np.ones((5, problem.n_detectors), np.uint8))
+    matcher = LogicalClassMatcher(problem)
+    matcher.complementary_gap(events, 6.5)
+    assert matcher._capped is not None
+    work = matcher._capped.gap(events)[1]
+    assert (work[::10] == -1).all() and (np.delete(work, slice(None, None, 10)) >= 0).all()
+    most = logical_classes.WORK_PER_EDGE * (problem.matching_graph.n_edges + 1)
+    assert 0 < work.max() <= most
+    assert [int(matcher._capped.gap(events[i : i + 1])[1][0]) for i in range(50)] == work.tolist()
+
+
+@needs_c
+@pytest.mark.parametrize(("task", "rounds"), [("surface_code:rotated_memory_z", 5), ("repetition_code:memory", 12)])
+@pytest.mark.parametrize("cap", [6.5, 30.0])
+def test_gaps_without_a_table_of_distances_are_the_same(
+    task: str, rounds: int, cap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = generated(task, 5, rounds, 0.02)
+    events = sampling.sample(problem, 3000, 1).detection_events
+    expected = LogicalClassMatcher(problem).complementary_gap(events, cap)
+    monkeypatch.setattr(logical_classes, "MAX_TABLE_NODES", 0)
+    matcher = LogicalClassMatcher(problem)
+    gap = matcher.complementary_gap(events, cap)
+    assert matcher._capped is not None and (matcher._capped.gap(events)[1] >= 0).all()
+    assert gap == pytest.approx(expected, abs=1e-5)
+
+
+@needs_c
+def test_work_of_gaps_is_proportional_to_the_number_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches stay local, although any two events near one boundary could be joined along it."""
+    monkeypatch.setattr(logical_classes, "MAX_TABLE_NODES", 0)
+    per_round = []
+    for rounds in (20, 160):
+        problem = generated("surface_code:rotated_memory_z", 3, rounds, 0.005)
+        matcher = LogicalClassMatcher(problem)
+        events = sampling.sample(problem, 200, 1).detection_events
+        matcher.complementary_gap(events, 6.5)
+        assert matcher._capped is not None
+        work = matcher._capped.gap(events)[1]
+        assert (work >= 0).all()
+        per_round.append(work.mean() / rounds)
+    assert per_round[1] < 1.5 * per_round[0]
 
 
 INNER_OBSERVABLE = """

@@ -84,25 +84,39 @@ def test_weight_is_minimal_among_all_edge_sets(built: bool, closed: bool, monkey
 
 
 @needs_c
-def test_shots_beyond_the_search_budget_are_decoded_by_pymatching() -> None:
-    checks, events, weights = shots(7, 60, 4.0)
+@pytest.mark.parametrize(("spread", "density"), [(4.0, None), (1.0, 0.5), (0.0, 0.3)])
+def test_dense_shots_and_wild_weights_are_matched_exactly_in_c(spread: float, density: float | None) -> None:
+    """Clusters of any size; two thirds of the first shots were beyond the search over pairings that came before."""
+    checks, events, weights = shots(7, 60, spread)
+    if density is not None:
+        events = (np.random.default_rng(2).random(events.shape) < density).astype(np.uint8)
     matcher = WeightedMatching(checks)
-    done = matcher._decode_compiled(events, -weights, np.empty(weights.shape, np.uint8), 1)
-    assert not done.all()
-    left = ~done
-    edges = matcher.decode_batch(events[left], weights[left])
-    assert np.array_equal((edges @ checks.T.toarray()) & 1, events[left])
+    edges = np.empty(weights.shape, np.uint8)
+    assert matcher._decode_compiled(events, -weights, edges, 1).all()
+    assert np.array_equal((edges @ checks.T.toarray()) & 1, events)
+    rebuilt = np.array([matcher._decode_with_pymatching(*shot) for shot in zip(events, -weights, strict=True)])
+    assert (cost(weights, edges) <= cost(weights, rebuilt) + 1e-3).all()
 
 
 @needs_c
-def test_cluster_larger_than_the_c_limit_is_decoded() -> None:
-    """A chain of 200 detection events far from the boundary."""
+def test_chain_far_from_the_boundary_is_decoded() -> None:
+    """200 detection events in one cluster."""
     n = 200
     checks = sp.csc_matrix(np.array([[node in (edge, edge + 1) for edge in range(n)] for node in range(n)], np.uint8))
     weights = np.full((1, n), 1.0, np.float32)
     weights[0, -1] = 20.0
     edges = WeightedMatching(checks).decode_batch(np.ones((1, n), np.uint8), weights)
     assert edges[0].tolist() == [1, 0] * (n // 2)
+
+
+@needs_c
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_solutions_do_not_depend_on_the_unit_of_weights(scale: float) -> None:
+    """How far events are explored at first follows the mean weight."""
+    checks, events, weights = shots(5, 200, 1.0)
+    matcher = WeightedMatching(checks)
+    expected = cost(weights, matcher.decode_batch(events, weights))
+    assert cost(weights, matcher.decode_batch(events, weights * np.float32(scale))) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
@@ -292,10 +306,13 @@ def test_arrays_that_describe_no_graph_are_rejected_in_c(change: Callable[[list[
     events, edges, done = np.ones((1, 3), np.uint8), np.full((1, 4), 7, np.uint8), np.zeros(1, np.uint8)
     assert match(1, 1, *graph, -np.ones((1, 4), np.float32), events, edges, done) == -2
     assert call(gap[0], *graph, np.ones(4), np.empty(3), np.empty((3, 3))) == -2
+    packed = (np.full(8, -1, np.int32), np.zeros(3, np.uint8), np.zeros((1, 1), np.uint8))
+    found = (np.empty(1, np.float32), np.zeros(1, np.int64))
+    assert call(gap[2], *graph, np.ones(4), 99, 1, 1, *packed, *found) == -2
     soft = weighted_mwpm.compiled_soft_matcher()
     node_of, flips = np.arange(8, dtype=np.int32) % 4 - 1, np.ones((4, 1), np.uint8)
     log_odds, shot, flipped = -np.ones((1, 4), np.float32), np.full((1, 1), 7, np.uint8), np.zeros((1, 1), np.uint8)
-    assert call(soft, 1, 1, *graph, 1, node_of, flips, 9.0, log_odds, shot, flipped, done) == -2
+    assert call(soft, 0, 1, 1, *graph, 1, node_of, flips, 9.0, log_odds, shot, flipped, done) == -2
     assert (edges == 7).all() and not done.any()
 
 
@@ -322,13 +339,17 @@ def test_map_of_detectors_to_nodes_is_checked_in_c(node_of: list[int]) -> None:
     functions = weighted_mwpm.compiled_gap()
     assert functions is not None
     row = np.array([*node_of, *[-1] * 6], np.int32)
-    tables = (np.zeros(3, np.uint8), np.ones(3), np.ones((3, 3)))
-    result = (np.full((1, 1), 3, np.uint8), np.empty(1, np.float32), np.zeros(1, np.uint8))
-    assert call(functions[1], 1, 1, 3, row, *tables, *result) == -2
+    arrays = (np.ones(3), np.ones((3, 3)), np.zeros(4, np.int64), np.zeros(1, np.int32), np.zeros(1))
+    names = ("bound", "apart", "first_near", "near", "near_apart")
+    table = weighted_mwpm.GapTable(nodes=3, reach=1.0, **dict(zip(names, c_library.addresses(*arrays), strict=True)))
+    shot = (row, np.zeros(3, np.uint8), np.full((1, 1), 3, np.uint8), np.empty(1, np.float32), np.zeros(1, np.int64))
+    assert call(functions[1], table, 99, 1, 1, *shot) == -2
     soft, graph = weighted_mwpm.compiled_soft_matcher(), graph_of(lambda _: None)
+    assert call(functions[2], *graph, np.ones(4), 99, 1, 1, *shot) == -2
+    result = (shot[2], np.zeros(1, np.uint8))
     row = np.where(row == 2, 3, row).astype(np.int32)  # here the last node may be named
     log_odds, flips, flipped = -np.ones((1, 4), np.float32), np.ones((4, 1), np.uint8), np.zeros((1, 1), np.uint8)
-    assert call(soft, 1, 1, *graph, 1, row, flips, 9.0, log_odds, result[0], flipped, result[2]) == -2
+    assert call(soft, 0, 1, 1, *graph, 1, row, flips, 9.0, log_odds, result[0], flipped, result[1]) == -2
 
 
 @needs_c
@@ -337,7 +358,10 @@ def test_distances_reject_weights_without_shortest_paths(weight: float) -> None:
     functions = weighted_mwpm.compiled_gap()
     assert functions is not None
     weights = np.array([1, 1, weight, 1.0])
-    assert call(functions[0], *graph_of(lambda _: None), weights, np.empty(3), np.empty((3, 3))) == -2
+    graph = graph_of(lambda _: None)
+    assert call(functions[0], *graph, weights, np.empty(3), np.empty((3, 3))) == -2
+    shot = (np.full(8, -1, np.int32), np.zeros(3, np.uint8), np.zeros((1, 1), np.uint8))
+    assert call(functions[2], *graph, weights, 99, 1, 1, *shot, np.empty(1, np.float32), np.zeros(1, np.int64)) == -2
 
 
 @pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
