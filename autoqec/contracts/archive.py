@@ -15,8 +15,8 @@ MAX_BYTES = 8 * 2**30
 MAX_MEMBERS = 200_000
 # Files of one machine: owner, log and locks of a run, a secret that is not published, recorded shots and their place.
 EXCLUDED_FILES = (
-    "owner.json", "live.json", "stop_request.json", "detached.json", "detached", "logs", "secret",
-    "history.jsonl.lock", "attempts.jsonl.lock", "recorded", "recorded_directory.txt",
+    "owner.json", "owner.lock", "live.json", "stop_request.json", "detached.json", "detached", "logs",
+    "secret", "history.jsonl.lock", "attempts.jsonl.lock", "recorded", "recorded_directory.txt",
 )  # fmt: skip
 
 # Suffixes of the files that a run writes: a directory of such a name would replace an expected file.

@@ -17,9 +17,11 @@ from autoqec.errors import ContractError
 from autoqec.ideators import space
 from autoqec.ideators.limits import within_limits
 from autoqec.ideators.space import Config, Params
+from autoqec.store.run_state import RoundSummary
 
 ABORTED_STATUSES = ("orphaned_branch", "branch_manually_deleted")  # rows without information about their config
 MAX_ABORTED_ATTEMPTS = 2  # aborted rounds after which a config is not proposed again
+MAX_REMEMBERED = 20_000  # rounds whose config is not parsed again
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class SearchState:
         return self.is_new(config) and within_limits(config, self.env)
 
     def _recipe(self, dsl: PredecoderDSL) -> str:
-        return canonical_json(dsl.training_signature(finetunes=self.finetunes))
+        return _recipe(dsl, finetunes=self.finetunes)
 
     @cached_property
     def _by_recipe(self) -> dict[str, list[PredecoderDSL]]:
@@ -151,8 +153,8 @@ class SearchState:
         by_recipe: dict[str, list[PredecoderDSL]] = defaultdict(list)
         for row in (*self.observed, *self.pending):
             if _digest(row) in self.seen_digests:
-                dsl = parse_dsl(row["dsl_config"])
-                by_recipe[self._recipe(dsl)].append(dsl)
+                tried = _tried(row)
+                by_recipe[tried.recipe(finetunes=self.finetunes)].append(tried.dsl)
         return by_recipe
 
     def config_of(self, fork_from: ForkFrom) -> Config | None:
@@ -167,5 +169,49 @@ def with_inputs(config: Config, inputs: str) -> Config:
     return config | {config["type"]: config[config["type"]] | {"inputs": inputs}}
 
 
+class _TriedConfig:
+    """What follows from the config of a row, computed when it is needed."""
+
+    def __init__(self, row: RoundRow) -> None:
+        self.row = row
+        self._recipes: dict[bool, str] = {}
+
+    @cached_property
+    def digest(self) -> str | None:
+        return space.digest(self.row["dsl_config"]) if self.row["dsl_config"] else None
+
+    @cached_property
+    def dsl(self) -> PredecoderDSL:
+        return parse_dsl(self.row["dsl_config"])
+
+    def recipe(self, *, finetunes: bool) -> str:
+        if finetunes not in self._recipes:
+            self._recipes[finetunes] = _recipe(self.dsl, finetunes=finetunes)
+        return self._recipes[finetunes]
+
+
+_REMEMBERED: dict[int, _TriedConfig] = {}  # by the identity of the row, which the value keeps alive
+
+
+def _tried(row: RoundRow) -> _TriedConfig:
+    """Return what follows from the config of a row; only once for a recorded round, whose row is immutable and shared.
+
+    Every proposal reads all rows: their configs would be parsed twice per round of the run.
+    """
+    shared: object = row
+    if not isinstance(shared, RoundSummary):
+        return _TriedConfig(row)
+    found = _REMEMBERED.get(id(row))
+    if found is None:
+        if len(_REMEMBERED) >= MAX_REMEMBERED:
+            _REMEMBERED.clear()
+        found = _REMEMBERED[id(row)] = _TriedConfig(row)
+    return found
+
+
+def _recipe(dsl: PredecoderDSL, *, finetunes: bool) -> str:
+    return canonical_json(dsl.training_signature(finetunes=finetunes))
+
+
 def _digest(row: RoundRow) -> str | None:
-    return space.digest(row["dsl_config"]) if row["dsl_config"] else None
+    return _tried(row).digest

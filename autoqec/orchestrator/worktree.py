@@ -61,7 +61,7 @@ def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str],
         atomic.make_dir(target.parent)
         atomic.write_text(target, edit.text)
     failpoint("edited")
-    sha = repo.commit(path, [EDITABLE_MODULES], edits.commit_message, trailers)
+    sha = repo.commit(path, [EDITABLE_MODULES], edits.commit_message, trailers, head=base, is_fresh=True)
     failpoint("coded")
     check_commit(repo, base, sha)
     return sha
@@ -121,7 +121,7 @@ def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: st
     name, ref = pointer_on_branch(planned.round), f"refs/heads/{planned.branch}"
     message, trailers = f"Pointer of round {planned.round}", {TRAILER: planned.round_attempt_id}
     try:
-        return repo.commit(layout.worktree(planned.branch), [name], message, trailers)
+        return repo.commit(layout.worktree(planned.branch), [name], message, trailers, head=code_sha)
     except UsageError:
         if code_sha is None or repo.rev_parse(ref) is not None:
             raise

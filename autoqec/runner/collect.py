@@ -8,15 +8,17 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.events import OnEvent, TrainingProgress
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.errors import ContractError
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult
 from autoqec.store import atomic
 from autoqec.store.round_layout import RoundLayout
+
+if TYPE_CHECKING:
+    from autoqec.contracts.events import OnEvent, TrainingProgress
 
 MAX_RESULT_BYTES = 65_536
 MAX_EVENT_BYTES = 4_096  # per line
@@ -159,6 +161,8 @@ class EventForwarder:
 
 def _parse_progress(line: bytes, round_idx: int) -> TrainingProgress | None:
     """Return the event of one line of the child; a figure that is not one becomes None."""
+    from autoqec.contracts.events import TrainingProgress  # which a cluster job, without a receiver, does not need
+
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

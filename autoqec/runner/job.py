@@ -116,7 +116,7 @@ def read_order(layout: RoundLayout) -> JobOrder | None:
         ContractError: The order is damaged.
     """
     try:
-        return JobOrder.read(json.loads(layout.job.read_bytes()), location=str(layout.job))
+        return JobOrder.read(json.loads(atomic.read_bytes(layout.job)), location=str(layout.job))
     except FileNotFoundError:
         return None
 
@@ -124,7 +124,7 @@ def read_order(layout: RoundLayout) -> JobOrder | None:
 def claiming_job_id(layout: RoundLayout) -> str | None:
     """Return the id of the job that claimed the round; None if none has."""
     try:
-        return layout.job_claim.read_text(encoding="utf-8").strip() or None
+        return atomic.read_bytes(layout.job_claim).decode().strip() or None
     except FileNotFoundError:
         return None
 

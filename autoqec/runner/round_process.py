@@ -9,10 +9,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.events import OnEvent
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import FailureCause, RunnerConfig
 from autoqec.errors import InfrastructureError, UsageError
@@ -28,6 +27,9 @@ from autoqec.store.round_layout import RoundLayout
 from autoqec.store.run_log import LOGGER
 from autoqec.system import sandbox
 from autoqec.system.process import child
+
+if TYPE_CHECKING:
+    from autoqec.contracts.events import OnEvent
 
 LOG_TAIL_BYTES = 8_000
 MAX_PROCESSES = 64

@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.events import OnEvent
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
 from autoqec.contracts.timing import utc_now
@@ -24,6 +23,9 @@ from autoqec.store import atomic, files
 from autoqec.store.round_files import read_contract
 from autoqec.store.round_layout import RoundLayout
 from autoqec.system import git, machine
+
+if TYPE_CHECKING:
+    from autoqec.contracts.events import OnEvent
 
 
 class CancelledError(Exception):

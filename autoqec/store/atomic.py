@@ -20,6 +20,7 @@ from typing import Any
 
 from autoqec.errors import StorageError
 
+_STALE_TRIES = 5
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _ACCESS_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR}
 _TEMPORARY = re.compile(r"^\..+\.[0-9a-f]{16}\.tmp$")
@@ -56,17 +57,43 @@ def open_regular(path: Path | str) -> Iterator[BufferedReader]:
         OSError: It cannot be read, or is a FIFO or a device: reading one could block or never end.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.ENXIO, "is not a regular file", str(path))
+    except OSError:
         os.close(fd)
-        raise OSError(errno.ENXIO, "is not a regular file", str(path))
+        raise
     with os.fdopen(fd, "rb") as stream:
         yield stream
 
 
 def read_bytes(path: Path | str, max_bytes: int = -1) -> bytes:
-    """Return the content of a regular file, or its first `max_bytes`. Raises OSError as `open_regular`."""
-    with open_regular(path) as stream:
-        return stream.read(max_bytes)
+    """Return the content of a regular file, or its first `max_bytes`. Raises OSError as `open_regular`.
+
+    A file that another client of a network file system replaced meanwhile has a stale handle: it is opened again.
+    """
+    for attempt in range(_STALE_TRIES):
+        try:
+            with open_regular(path) as stream:
+                return stream.read(max_bytes)
+        except OSError as error:
+            if error.errno != errno.ESTALE or attempt + 1 == _STALE_TRIES:
+                raise
+    raise AssertionError
+
+
+def is_visible(path: Path) -> bool:
+    """Return whether a file exists, as far as this client of a network file system can see; False for a stale handle.
+
+    Raises:
+        OSError: Its directory cannot be searched.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            return False
+        raise
 
 
 @contextmanager

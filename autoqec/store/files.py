@@ -148,8 +148,18 @@ def _paragraphs(config: dict[str, Any], indent: str) -> list[str]:
 
 def _inline_yaml(value: Any) -> str:
     """Return a plain value as one line of YAML."""
-    if isinstance(value, tuple):
-        value = list(value)
+    if value is None or isinstance(value, str | int | float):
+        return _scalar_yaml(value, repr(value))
+    return _dump_inline(list(value) if isinstance(value, tuple) else value)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _scalar_yaml(value: str | float | None, representation: str) -> str:
+    """As `_inline_yaml`, once per value: the keys and most values of configs repeat. 0.0 and -0.0 are equal."""
+    return _dump_inline(value)
+
+
+def _dump_inline(value: Any) -> str:
     text = yaml.dump(
         value,
         Dumper=_Dumper,

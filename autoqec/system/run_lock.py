@@ -1,4 +1,8 @@
-"""One owner per run: a lock on the run directory itself (filelock), and owner.json, which names its holder."""
+"""One owner per run: a lock on the run directory itself (filelock), and owner.json, which names its holder.
+
+NFS and Lustre keep a lock on a directory to the client, so that another host would not see it, and pass that of a
+file which is open for writing on to the server (flock(2)). There the owner locks the file owner.lock as well.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,11 @@ from autoqec.errors import StorageError, UsageError
 from autoqec.system.process import procfs
 
 OWNER_FILE = "owner.json"
+LOCK_FILE = "owner.lock"  # never replaced, unlike owner.json, and only on network file systems
 HELD = "run-held"  # code of the error for a run that another process holds
 _OWNER_VARIABLE = "AUTOQEC_OWNER"  # in the environment of every child, so that a later start finds what is left
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "9p"}
+_LOCAL_LOCKS = {"local_lock=all", "local_lock=flock", "nolock", "localflock", "noflock"}  # mount options
 _TIMEOUT_S = 10.0
 _RETRY_DELAY_S = 0.05
 
@@ -61,19 +67,23 @@ def lock_run(run_root: Path | str, command: str | None = None) -> Iterator[RunOw
     root = Path(run_root).resolve()
     fd = _open(root)
     earlier = os.environ.get(_OWNER_VARIABLE)
+    file_fd = None
     try:
         _lock(fd, root)
+        file_fd = _lock_file(root)
         epoch = _epoch(read(root)) + 1
         killed_pids = kill_leftover_processes(root)
         purpose = {} if command is None else {"command": command}
         _write(root, _owner_record(root, epoch) | {"path": os.path.abspath(run_root)} | purpose)
         os.environ[_OWNER_VARIABLE] = f"{root}:{epoch}"
-        yield RunOwner(root, epoch, killed_pids, unreliable_lock(root))
+        yield RunOwner(root, epoch, killed_pids, unreliable_lock(root, file_fd is not None))
     finally:
         if earlier is None:
             os.environ.pop(_OWNER_VARIABLE, None)
         else:
             os.environ[_OWNER_VARIABLE] = earlier
+        if file_fd is not None:
+            os.close(file_fd)
         os.close(fd)
 
 
@@ -101,7 +111,19 @@ def require_unlocked(run_root: Path | str) -> None:
 
 def is_locked(run_root: Path | str) -> bool:
     """Return whether some process holds the run now."""
-    fd = _open(Path(run_root).resolve())
+    root = Path(run_root).resolve()
+    if _is_locked(_open(root)):
+        return True
+    if not _on_network(root):
+        return False
+    try:
+        return _is_locked(os.open(root / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError:  # no owner has locked it yet, or no file can be locked there
+        return False
+
+
+def _is_locked(fd: int) -> bool:
+    """Return whether another open file holds a lock, and close the descriptor."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, which filelock has not: two that ask do not collide
     except OSError as error:
@@ -173,6 +195,29 @@ def _lock(fd: int, root: Path) -> None:
     raise _held_by_other(root)
 
 
+def _lock_file(root: Path) -> int | None:
+    """Lock owner.lock on a network file system; None on a local one, and where a file cannot be locked.
+
+    Raises:
+        UsageError: A process, mostly of another host, holds it.
+    """
+    if not _on_network(root):
+        return None
+    try:
+        fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None
+    try:
+        _lock(fd, root)
+    except StorageError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def _held_by_other(root: Path) -> UsageError:
     other = read(root)
     command = f" (`autoqec {other['command']}`)" if "command" in other else ""
@@ -213,27 +258,44 @@ def _write(root: Path, value: dict[str, Any]) -> None:
         raise StorageError(f"could not be written: {error.strerror}", location=str(path), hint=hint) from error
 
 
-def unreliable_lock(root: Path) -> str | None:
-    """Return why locks on this directory may not reach other hosts; None on a local file system."""
-    kind = _file_system(root)
-    if kind not in _NETWORK_FILE_SYSTEMS and not kind.startswith("fuse"):
+def unreliable_lock(root: Path, file_is_locked: bool = False) -> str | None:
+    """Return why locks on this directory may not reach other hosts; None if they do.
+
+    Args:
+        root: The run directory.
+        file_is_locked: Whether owner.lock could be locked.
+    """
+    kind, options = _file_system(root)
+    if not _is_network(kind):
         return None
+    local = sorted(_LOCAL_LOCKS.intersection(options))
+    if kind == "nfs4" and file_is_locked and not local:
+        return None
+    mounted = f" with the option {local[0]}" if local else ""
     return (
-        f"{root} lies on {kind}: locks may not reach other hosts and a rename may not be atomic after a crash; "
-        "keep one owner yourself, or use a local disk"
+        f"{root} lies on {kind}{mounted}: locks may not reach other hosts and a rename may not be atomic after a "
+        "crash; keep one owner yourself, or use NFS version 4 or a local disk"
     )
 
 
-def _file_system(path: Path) -> str:
-    """Return the type of the file system that holds `path`; "" if it is unknown."""
-    longest, kind = "", ""
+def _on_network(root: Path) -> bool:
+    return _is_network(_file_system(root)[0])
+
+
+def _is_network(kind: str) -> bool:
+    return kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse")
+
+
+def _file_system(path: Path) -> tuple[str, tuple[str, ...]]:
+    """Return type and mount options of the file system that holds `path`; "" if it is unknown."""
+    longest, kind, options = "", "", ""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
-        return ""
+        return "", ()
     for line in lines:
-        _, mount_point, fs_type, *_ = line.split()
+        _, mount_point, fs_type, mount_options, *_ = line.split()
         mount_point = mount_point.encode().decode("unicode_escape")
         if path.is_relative_to(mount_point) and len(mount_point) >= len(longest):
-            longest, kind = mount_point, fs_type
-    return kind
+            longest, kind, options = mount_point, fs_type, mount_options
+    return kind, tuple(options.split(","))

@@ -46,9 +46,10 @@ _TIME = re.compile(r"(?P<minutes>[1-9]\d*)|(?:(?P<days>\d+)-)?(?P<clock>\d+:[0-5
 NODE_SCRATCH = 'export TMPDIR="${SLURM_TMPDIR:-${TMPDIR:-/tmp}}"'
 # submitit names the file of a call after the job once sbatch has answered. A job whose submission was not answered, or
 # whose submitting process was killed, names it itself; the calls of all elements and repeated submissions are the same.
+_CALL = f"{'?' * 32}.pkl"
 _FIND_CALL = (
     'own_id="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"; '
-    'for call in {folder}/{uuid}.pkl; do ln "$call" {folder}/"$own_id"_submitted.pkl; done 2>/dev/null'
+    'for call in {folder}/{call}; do ln "$call" {folder}/"$own_id"_submitted.pkl; done 2>/dev/null'
 )
 _INVALID = "Invalid job id"
 # What a controller that is restarting or overrun lets sbatch say; a refusal of what was asked for reads otherwise.
@@ -156,7 +157,7 @@ def submit(
     Args:
         work: The function.
         arguments: Its arguments, for each element.
-        folder: On a file system that the nodes share; script and logs go there.
+        folder: On a file system that the nodes share; script and logs go there. No job of another call waits in it.
         name: Unique name of the job.
         options: Options of `--slurm`.
         package: Directory that holds the package.
@@ -175,7 +176,9 @@ def submit(
     threads = str(options.get("cpus", "1"))
     fixed |= {key: threads for key in child.DEFAULT_ENVIRONMENT if key.endswith("_NUM_THREADS")}
     exports = [f"export {key}={shlex.quote(value)}" for key, value in fixed.items()]
-    find_call = _FIND_CALL.format(folder=shlex.quote(str(folder.absolute())), uuid="?" * 32)
+    for call in folder.glob(_CALL):  # of a submission that was cut off; the job of this one must not find it
+        call.unlink(missing_ok=True)
+    find_call = _FIND_CALL.format(folder=shlex.quote(str(folder.absolute())), call=_CALL)
     executor.update_parameters(setup=[*exports, NODE_SCRATCH, find_call])
     return until_accepted(name, lambda: _submit_once(executor, work, arguments, options))
 

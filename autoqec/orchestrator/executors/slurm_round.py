@@ -199,7 +199,8 @@ class SlurmRoundFuture:
     def is_complete(self) -> bool:
         """Return whether the round left all of its files; the last one is the pointer in the worktree."""
         worktree_dir = self.order.config.code_cwd
-        return worktree_dir is not None and (Path(worktree_dir) / pointer_on_branch(self.layout.round)).exists()
+        pointer = None if worktree_dir is None else Path(worktree_dir) / pointer_on_branch(self.layout.round)
+        return pointer is not None and atomic.is_visible(pointer)
 
     def _finished_metrics(self) -> RoundMetrics | None:
         return read_contract(self.layout.metrics, RoundMetrics) if self.is_complete() else None

@@ -122,9 +122,26 @@ def _lock_files(common: Path) -> Iterator[Path]:
     yield common / "packed-refs.lock"
     for prefix in _OWN_REF_PREFIXES:
         for base in (common, common / "logs"):
-            yield from sorted((base / prefix).rglob("*.lock"))
+            yield from _lock_files_below(base / prefix)
     for name in _OWN_WORKTREES:
         yield from sorted(common.glob(f"worktrees/{name}/*.lock"))
+
+
+def _lock_files_below(top: Path) -> list[Path]:
+    """Return the lock files below a directory, which holds four entries per round and is read ten times per round."""
+    found, directories = list[Path](), [str(top)]
+    while directories:
+        directory = directories.pop()
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            if os.stat(directory).st_nlink == 2:  # on most file systems: without directories in it
+                names = os.listdir(directory)
+            else:
+                with os.scandir(directory) as entries:
+                    kinds = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+                directories += [f"{directory}/{name}" for name, is_dir in kinds.items() if is_dir]
+                names = [*kinds]
+            found += [Path(directory, name) for name in names if name.endswith(".lock")]
+    return sorted(found)
 
 
 def _regular(path: Path) -> os.stat_result | None:

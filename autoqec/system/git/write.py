@@ -119,23 +119,40 @@ class GitWriter(GitReader):
         self._git("update-ref", "--create-reflog", "-z", "--stdin", stdin=stdin, lock=lock)
 
     def commit(
-        self, worktree: Path, paths: Sequence[str], message: str, trailers: Mapping[str, str] | None = None
+        self,
+        worktree: Path,
+        paths: Sequence[str],
+        message: str,
+        trailers: Mapping[str, str] | None = None,
+        *,
+        head: str | None = None,
+        is_fresh: bool = False,
     ) -> str:
         """Commit exactly `paths` (files or directories from the worktree's top, ignored ones too); return the sha.
 
         No hook runs and the earlier index is not used: other files of the worktree stay out. The commit may be empty.
         If a prune of another process removes its objects before the branch names them, they are written once more.
+
+        Args:
+            worktree: The worktree, on whose branch the commit is made.
+            paths: What is committed.
+            message: Message of the commit.
+            trailers: Trailers of the message.
+            head: Where the branch probably is, which saves a call of git; it may be elsewhere.
+            is_fresh: Whether `head` was checked out just now, so that the index is that of `head`.
         """
         for path in paths:
             if path.startswith("/") or {"..", ".git"} & set(PurePosixPath(path).parts):
                 raise GitError(f"{path!r} is no path inside a worktree", location=str(worktree))
         literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
         with repository_lock(self.common) as lock:
-            head = self.head_sha(worktree)
+            tip = head or self.head_sha(worktree)
             try:
-                return self._commit_paths(worktree, literal, head, message, trailers, lock)
-            except PrunedObjectError:  # raised before the branch was moved
-                return self._commit_paths(worktree, literal, head, message, trailers, lock)
+                return self._commit_paths(worktree, literal, tip, message, trailers, lock, read_index=not is_fresh)
+            except GitError as error:  # raised before the branch was moved
+                if not isinstance(error, PrunedObjectError) and tip == self.head_sha(worktree):
+                    raise
+                return self._commit_paths(worktree, literal, self.head_sha(worktree), message, trailers, lock)
 
     def _commit_paths(
         self,
@@ -145,8 +162,11 @@ class GitWriter(GitReader):
         message: str,
         trailers: Mapping[str, str] | None,
         lock: int,
+        *,
+        read_index: bool = True,
     ) -> str:
-        self._git("read-tree", "--end-of-options", head, worktree=worktree, lock=lock)
+        if read_index:
+            self._git("read-tree", "--end-of-options", head, worktree=worktree, lock=lock)
         self._git("add", "-A", "-f", "--", *paths, worktree=worktree, lock=lock)
         tree = self._line("write-tree", worktree=worktree, lock=lock)
         return self._advance(worktree, tree, [head], message, trailers, lock)

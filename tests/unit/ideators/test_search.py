@@ -18,13 +18,14 @@ from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.views import IdeatorView
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.ideators import evolve, moves, space, tpe
+from autoqec.ideators import evolve, moves, search_state, space, tpe
 from autoqec.ideators import random as uniform
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.limits import within_limits
 from autoqec.ideators.search_state import SearchState
 from autoqec.qec.problem import Problem
 from autoqec.store.files import load_env
+from autoqec.store.run_state import RoundSummary
 from tests.support.envs import surface
 from tests.support.role_views import ideator_view
 
@@ -89,6 +90,24 @@ def test_every_proposal_is_valid_and_new(propose: Any) -> None:
         seen.add(digest)
         verdict = {"verify_verdict": "VERIFIED", "delta_vs_baseline_holdout": 0.001} if number % 3 == 1 else {}
         history.append(as_row(number, reply, **verdict))
+
+
+def test_configs_of_recorded_rounds_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each proposal reads the rows of the whole run."""
+    parsed = list[Any]()
+    monkeypatch.setattr(search_state, "parse_dsl", lambda config: parsed.append(config) or parse_dsl(config))
+    monkeypatch.setattr(space, "parse_dsl", lambda config: parsed.append(config) or parse_dsl(config))
+    plain = [row(1, BASELINE), row(2, with_keys(BASELINE, training__learning_rate=0.002))]
+    recorded, known = [RoundSummary(each) for each in plain], list[Any]()
+    for rows, expected in ((plain, True), (plain, True), (recorded, True), (recorded, False)):
+        state = SearchState.read(view(rows))
+        parsed.clear()
+        seen = SearchState.read(view(rows)).seen_digests
+        known.append((seen, [*state._by_recipe.values()]))
+        assert any(config is plain[1]["dsl_config"] for config in parsed) is expected
+    assert known.count(known[0]) == len(known)
+    changed = RoundSummary({**recorded[0], "dsl_config": with_keys(BASELINE, training__learning_rate=0.003)})
+    assert SearchState.read(view([changed, recorded[1]])).seen_digests != known[0][0]
 
 
 @pytest.mark.parametrize("propose", SEARCH_STRATEGIES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -294,3 +296,11 @@ def test_slurms_warning_ends_the_batch(env_text: str, tmp_path: Path, monkeypatc
         work_batch([first, second])
     metrics = read_contract(first.metrics, RoundMetrics)
     assert metrics is not None and metrics.status == "killed_by_safety" and job.claiming_job_id(second) is None
+
+
+def test_start_of_a_job_imports_neither_events_nor_torch() -> None:
+    """A short round costs about as much CPU time as the imports of its job."""
+    heavy = ("autoqec.contracts.events", "autoqec.contracts.history", "autoqec.orchestrator", "optuna", "torch")
+    program = f"import sys, autoqec.runner.job; print(sorted(set({heavy}) & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

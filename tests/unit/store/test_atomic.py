@@ -117,3 +117,34 @@ def test_directory_in_place_of_a_file_is_named_in_the_hint(tmp_path: Path) -> No
     with pytest.raises(StorageError) as caught:
         atomic.write_text(tmp_path / "log.md", "text")
     assert f"mv {tmp_path / 'log.md'}" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("failures", "call"), [(4, "open"), (4, "fstat"), (5, "open")])
+def test_file_that_another_client_replaced_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, call: str
+) -> None:
+    (tmp_path / "a").write_text("new")
+    real, left = getattr(os, call), [errno.ESTALE] * failures
+
+    def stale(*given: object) -> object:
+        if left:
+            fail_with(left.pop())()
+        return real(*given)
+
+    monkeypatch.setattr(os, call, stale)
+    if failures == 5:
+        with pytest.raises(OSError, match="Stale file handle"):
+            atomic.read_bytes(tmp_path / "a")
+    else:
+        assert atomic.read_bytes(tmp_path / "a") == b"new"
+    monkeypatch.undo()
+
+
+def test_file_with_a_stale_handle_is_not_visible_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("new")
+    assert atomic.is_visible(tmp_path / "a") and not atomic.is_visible(tmp_path / "b")
+    monkeypatch.setattr(Path, "stat", lambda path, **_: fail_with(errno.ESTALE)())
+    assert not atomic.is_visible(tmp_path / "a")
+    monkeypatch.setattr(Path, "stat", lambda path, **_: fail_with(errno.EIO)())
+    with pytest.raises(OSError, match="Input/output"):
+        atomic.is_visible(tmp_path / "a")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -62,11 +64,23 @@ def test_changed_image_is_refused(image: Path) -> None:
         opened.require_unchanged()
 
 
-def test_recipes_install_the_wheel_with_its_extras() -> None:
+def test_recipes_install_the_wheel_with_its_extras(tmp_path: Path) -> None:
+    """The commands of both recipes, without the packages of Debian, with a pip that prints its arguments."""
     root = Path(__file__).parents[3]
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
-    texts = [(root / "containers" / name).read_text(encoding="utf-8") for name in ("Dockerfile", "autoqec.def")]
-    for text in texts:
-        assert 'pip install --no-cache-dir "$(ls /opt/wheels/autoqec-*.whl)[slurm,report]"' in text
-        assert "python:3.12-slim" in text and "git bubblewrap" in text
     assert "\nslurm = [" in project and "\nreport = [" in project and ":: 3.12" in project
+    tools, wheels = tmp_path / "bin", tmp_path / "wheels"
+    tools.mkdir()
+    (tools / "pip").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tools / "pip").chmod(0o755)
+    for name, place in (("Dockerfile", "RUN "), ("autoqec.def", "    ")):
+        text = (root / "containers" / name).read_text(encoding="utf-8")
+        assert "python:3.12-slim" in text and "install -y --no-install-recommends git bubblewrap" in text
+        wheels.mkdir()
+        (wheels / "autoqec-1.2-cp311-abi3-linux_x86_64.whl").touch()
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{place}pip install"))
+        command = line.removeprefix(place).replace("{{ PIP_ARGS }}", "${PIP_ARGS}").replace("/opt/autoqec", str(wheels))
+        env = {"PATH": f"{tools}:{os.environ['PATH']}", "PIP_ARGS": "--extra-index-url https://x"}
+        done = subprocess.run(["sh", "-ec", command], env=env, capture_output=True, text=True, check=True)
+        wheel = f"{wheels}/autoqec-1.2-cp311-abi3-linux_x86_64.whl[slurm,report]"
+        assert done.stdout == f"install|--no-cache-dir|--extra-index-url|https://x|{wheel}|" and not wheels.exists()

@@ -118,12 +118,72 @@ def test_unusable_run_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_remote_file_system_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+HOLD_ON_ANOTHER_HOST = """
+import fcntl, os, sys, time
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o644)
+fcntl.flock(fd, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def mount_as(monkeypatch: pytest.MonkeyPatch, kind: str, *options: str) -> None:
+    monkeypatch.setattr(run_lock, "_file_system", lambda path: (kind, options))
+
+
+def test_owner_on_another_host_is_seen_through_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS keeps the lock on a directory to its client and passes that of a file on to the server."""
+    mount_as(monkeypatch, "nfs4", "rw", "vers=4.2", "local_lock=none")
+    with run_lock.lock_run(tmp_path):
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["owner.json", "owner.lock"]
+        assert run_lock.is_locked(tmp_path)
+    assert not run_lock.is_locked(tmp_path)
+    command = [sys.executable, "-c", HOLD_ON_ANOTHER_HOST, str(tmp_path / "owner.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == "held\n"
+            assert run_lock.is_locked(tmp_path)
+            with pytest.raises(UsageError, match="the run is held by") as refused, run_lock.lock_run(tmp_path):
+                pass
+            assert refused.value.code == run_lock.HELD
+        finally:
+            other.kill()
+    with run_lock.lock_run(tmp_path) as held:
+        assert held.epoch == 2 and held.warning is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "named"),
+    [
+        ("nfs4", ("rw", "local_lock=all"), "nfs4 with the option local_lock=all"),
+        ("nfs", ("rw", "nolock"), "nfs with the option nolock"),
+        ("lustre", ("rw", "localflock"), "lustre with the option localflock"),
+        ("9p", ("rw",), "9p"),
+        ("fuse.sshfs", ("rw",), "fuse.sshfs"),
+    ],
+)
+def test_lock_that_may_not_reach_other_hosts_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: tuple[str, ...], named: str
+) -> None:
     with run_lock.lock_run(tmp_path) as held:
         assert held.warning is None
-    monkeypatch.setattr(run_lock, "_file_system", lambda path: "nfs4")
+    mount_as(monkeypatch, kind, *options)
     with run_lock.lock_run(tmp_path) as held:
-        assert held.warning is not None and "nfs4" in held.warning
+        assert held.warning is not None and f"lies on {named}: locks may not reach other hosts" in held.warning
+
+
+def test_file_system_without_locks_of_files_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount_as(monkeypatch, "nfs4", "rw")
+    lock = run_lock.lock_descriptor
+
+    def lock_directory(fd: int, *, blocking: bool) -> bool:
+        if not os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(37, "No locks available")
+        return lock(fd, blocking=blocking)
+
+    monkeypatch.setattr(run_lock, "lock_descriptor", lock_directory)
+    with run_lock.lock_run(tmp_path) as held:
+        assert held.warning is not None and "lies on nfs4: locks may not reach" in held.warning
 
 
 @pytest.mark.parametrize("epoch", ["x", 1e400, -1, None, [1]])

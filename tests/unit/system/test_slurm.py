@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -200,6 +201,22 @@ def test_jobs_accepted_without_a_reply_find_their_calls(
     for number, (word,) in zip(numbers, arguments, strict=True):
         cluster.await_state(number, "COMPLETED", "FAILED")
         assert f"\n{word}\n" in (folder / f"{number}_0_log.out").read_text()
+
+
+def test_job_does_not_find_the_call_of_a_submission_that_was_cut_off(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits(monkeypatch)
+    where: dict[str, Any] = {"folder": tmp_path / "job", "options": {"time": "5"}, "package": tmp_path}
+    cluster.change(refuses="error: no")
+    with pytest.raises(UsageError):
+        slurm.submit(print, [("stale",)], name="first", **where)
+    (call,) = where["folder"].glob("*.pkl")
+    call.rename(call.with_name(f"{'0' * 32}.pkl"))  # names are random, and the job takes the first one
+    cluster.change(refuses=None, busy=1, late=True)
+    (number,) = slurm.submit(print, [("fresh",)], name="second", **where)
+    cluster.await_state(number, "COMPLETED", "FAILED")
+    assert "\nfresh\n" in (where["folder"] / f"{number}_0_log.out").read_text()
 
 
 def test_retries_end_with_one_error_if_the_controller_stays_unreachable(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autoqec.errors import StorageError, UsageError
-from autoqec.system.git import GitError, MergeConflictError, RefUpdate, Repo
+from autoqec.system.git import GitError, MergeConflictError, RefUpdate, Repo, lock
 from autoqec.system.git import read as git_reader
 from autoqec.system.git.lock import repository_lock
 from autoqec.system.git.parsing import PrunedObjectError
@@ -189,6 +189,37 @@ def test_commit_holds_exactly_the_named_paths(repo: Repo) -> None:
     assert repo.commit_info(sha).trailers == {"Attempt": "id-1"}
     assert repo.dirty_paths(worktree=worktree) == ["base.txt", "stray.txt"]
     assert repo.head_sha() == base and repo.dirty_paths() == []
+
+
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_known_head_saves_calls_and_a_wrong_one_changes_nothing(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch, is_fresh: bool
+) -> None:
+    path, first = grow(repo, 1, base="x")
+    run, calls = repo._run, list[str]()
+
+    def counted(arguments: Sequence[str], **more: Any) -> tuple[int, bytes, str]:
+        calls.append(arguments[0])
+        return run(arguments, **more)
+
+    monkeypatch.setattr(repo, "_run", counted)
+    (path / "a.txt").write_text("a")
+    second = repo.commit(path, ["a.txt"], "Second", head=first, is_fresh=is_fresh)
+    made = ["add", "write-tree", "commit-tree", "update-ref"]
+    assert calls == (made if is_fresh else ["read-tree", *made])
+    (path / "b.txt").write_text("b")
+    third = repo.commit(path, ["b.txt"], "Third", head=first, is_fresh=is_fresh)
+    monkeypatch.undo()
+    assert repo.commit_info(second).parents == (first,) and repo.commit_info(third).parents == (second,)
+    assert [(entry.status, entry.path) for entry in repo.diff_entries(first, third)] == [("A", "a.txt"), ("A", "b.txt")]
+    assert repo.dirty_paths(worktree=path) == [], "the index is that of the commit"
+
+
+def test_commit_to_a_deleted_branch_with_a_known_head_is_refused(repo: Repo) -> None:
+    path, first = grow(repo, 1, base="x")
+    git(path, "update-ref", "-d", "HEAD")
+    with pytest.raises(UsageError, match="has no commit yet"):
+        repo.commit(path, ["base.txt"], "Lost", head=first)
 
 
 def test_deletion_is_committed(repo: Repo) -> None:
@@ -598,6 +629,26 @@ def leave_locks(repo: Repo) -> None:
 
 def remaining_locks(repo: Repo) -> list[str]:
     return [place for place in LOCK_PLACES if (repo.common / place).exists()]
+
+
+def test_lock_files_are_found_below_directories_of_any_depth(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without subdirectories, which the number of links tells on most file systems, names are read alone."""
+    refs = repo.common / "refs" / "heads" / "exp"
+    wanted = [refs / "top.lock", refs / "run" / "a.lock", refs / "run" / "deep" / "b.lock"]
+    wanted += [repo.common / "logs" / "refs" / "autoqec" / "run" / "c.lock"]
+    for path in (*wanted, refs / "run" / "a", refs / "run" / "deep" / "no.lock.txt"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (refs / "other").symlink_to(refs / "run")
+    assert sorted(lock._lock_files(repo.common)) == sorted([repo.common / "packed-refs.lock", *wanted])
+    real = os.stat
+
+    def without_links(path: Any, *given: Any, **more: Any) -> Any:
+        found = real(path, *given, **more)
+        return os.stat_result((*found[:3], 1, *found[4:])) if isinstance(path, str) else found  # as btrfs
+
+    monkeypatch.setattr(os, "stat", without_links)
+    assert sorted(lock._lock_files(repo.common)) == sorted([repo.common / "packed-refs.lock", *wanted])
 
 
 def test_locks_of_a_killed_git_are_removed_by_the_next_writer(repo: Repo) -> None:

@@ -1,0 +1,53 @@
+"""Print the CPU time of the orchestrator per round, and how it grows with the run, with rounds that end at once.
+
+    TMPDIR=/dev/shm python -m benchmarks.orchestrator --rounds 512 --step 128
+
+needs no SLURM: the rounds of `benchmarks.sleeping_job` are measured in this process, which adds about 5 ms each. In
+memory (`/dev/shm`) the disk does not limit the speed. CPU time is that of this process and of the git commands that it
+calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.orchestrator import loop
+from autoqec.orchestrator.executors.local import SerialExecutor
+from benchmarks import sleeping_job
+from benchmarks.parallel import ENV
+from benchmarks.slurm_throughput import SEED, cpu_between, roles
+
+
+def measure_round(config: RunnerConfig, *_: Any, measured: str) -> RoundMetrics:
+    """Write the files of a round."""
+    return sleeping_job._run_round(config, range_s=(0.0, 0.0), measured=measured)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=512)
+    parser.add_argument("--step", type=int, default=128, help="rounds per line")
+    chosen = parser.parse_args()
+    os.environ["SLURM_JOB_ID"] = "1"  # the rounds are listed with their job
+    with tempfile.TemporaryDirectory() as directory:
+        workspace = Path(directory, "workspace")
+        make_workspace(workspace, ENV)
+        executor = SerialExecutor(partial(measure_round, measured=str(Path(directory, "measured"))))
+        with loop.start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles()) as run:
+            loop.run_rounds(run, 1, executor=executor)  # imports torch and the rest
+            for done in range(1 + chosen.step, 2 + chosen.rounds, chosen.step):
+                before = os.times()
+                loop.run_rounds(run, done, executor=executor)
+                process_s, commands_s = (1e3 * spent / chosen.step for spent in cpu_between(before, os.times()))
+                print(f"rounds to {done}: process {process_s:.0f} ms, git {commands_s:.0f} ms per round", flush=True)
+
+
+if __name__ == "__main__":
+    main()
