@@ -173,7 +173,10 @@ class TrainingConfig(Contract):
         default=3e-4, gt=0, le=1, description="learning rate of the fine-tuning phase"
     )
     finetune_share: float = Field(
-        default=1.0, ge=0, le=1, description="share of the profile's fine-tuning shots that is used; 0 leaves it out"
+        default=1.0,
+        ge=0,
+        le=100,
+        description="fine-tuning shots, in multiples of the profile's; 0 leaves the phase out",
     )
     finetune_gap: float = Field(
         default=6.0, gt=0, le=50, description="fine-tune on shots whose two logical classes differ by less, in nats"
