@@ -11,6 +11,7 @@ from autoqec.errors import ContractError
 
 OutputMode = Literal["soft_priors", "hard_flip"]
 SnapshotMode = Literal["last", "all", "gap", "none"]
+Labels = Literal["sampled", "expected"]
 Family = Literal["mlp", "gnn", "neural_bp", "conv", "local"]
 MAX_GATE = 30.0  # nats
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -142,6 +143,7 @@ class PolicyConfig(Contract):
 
 # Settings of the machine and of records: they change no result, and a config leaves them out at their default.
 MACHINE_FIELDS = ("device", "snapshot_mode", "snapshot_gap")
+OMITTED_AT_DEFAULT = (*MACHINE_FIELDS, "labels")  # later fields: configs without them keep their hash
 LOOP_BLOCKS = {"sync": "sync", "replay": "async"}  # block -> how the names of the loops that need it begin
 
 
@@ -159,6 +161,11 @@ class TrainingConfig(Contract):
         default="fresh", description="fresh weights, or those of the round it forks from"
     )
     loss: Literal["bce", "focal", "weighted_bce"] = Field(default="bce", description="loss on edge labels")
+    labels: Labels = Field(
+        default="sampled",
+        description="labels of the training phase: sampled: the edges that the sampled errors flip; expected: their "
+        "probabilities, given what these errors flip outside the decoded sector, which vary less",
+    )
     learning_rate: float = Field(default=4.5e-3, gt=0, le=1, description="of AdamW in the training phase")
     batch_size: int = Field(default=512, ge=8, le=65_536, description="shots per optimizer step")
     weight_decay: float = Field(default=1e-4, ge=0, le=1, description="of AdamW in the training phase")
@@ -166,7 +173,10 @@ class TrainingConfig(Contract):
         default=3e-4, gt=0, le=1, description="learning rate of the fine-tuning phase"
     )
     finetune_share: float = Field(
-        default=1.0, ge=0, le=1, description="share of the profile's fine-tuning shots that is used; 0 leaves it out"
+        default=1.0,
+        ge=0,
+        le=100,
+        description="fine-tuning shots, in multiples of the profile's; 0 leaves the phase out",
     )
     finetune_gap: float = Field(
         default=6.0, gt=0, le=50, description="fine-tune on shots whose two logical classes differ by less, in nats"
@@ -280,7 +290,7 @@ class PredecoderDSL(Contract):
     def config(self) -> dict[str, Any]:
         """Return the canonical config of this value: absent blocks left out, every default written."""
         whole = self.dump()
-        defaults = {name: TrainingConfig.model_fields[name].default for name in MACHINE_FIELDS}
+        defaults = {name: TrainingConfig.model_fields[name].default for name in OMITTED_AT_DEFAULT}
         whole["training"] = {
             key: value
             for key, value in whole["training"].items()

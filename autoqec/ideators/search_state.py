@@ -118,14 +118,18 @@ class SearchState:
     def with_pins(self, config: Config) -> Config | None:
         """Return the config with the env's inputs and the pins; None for a family other than the pinned one.
 
-        It has no gate if the env has no complementary gap and no pin asks for one.
+        It has expected labels where a network reads the other sector, and no gate if the env has no complementary gap,
+        unless a pin asks for another choice.
         """
         if config["type"] != self.pins.get("type", config["type"]):
             return None
         if not self.gate_available:
             config = space.without(config, space.OPTIONAL_KEYS)
         try:
-            return apply_pins(with_inputs(config, self.inputs), self.pins)
+            config = with_inputs(config, self.inputs)
+            if self.env is not None and self.inputs == "other_sector":  # tables of configs were measured without
+                config = with_expected_labels(config)
+            return apply_pins(config, self.pins)
         except ContractError:
             return None
 
@@ -167,6 +171,11 @@ class SearchState:
 def with_inputs(config: Config, inputs: str) -> Config:
     """Return the config with this choice of the network's inputs."""
     return config | {config["type"]: config[config["type"]] | {"inputs": inputs}}
+
+
+def with_expected_labels(config: Config) -> Config:
+    """Return the config with the labels of smaller variance; see `qec.expected_labels`."""
+    return config | {"training": config["training"] | {"labels": "expected"}}
 
 
 class _TriedConfig:

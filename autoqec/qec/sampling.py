@@ -9,8 +9,9 @@ import numpy as np
 import scipy.sparse as sp
 import stim
 
-from autoqec.contracts.dsl import OutputMode
+from autoqec.contracts.dsl import Labels, OutputMode
 from autoqec.contracts.env import Band
+from autoqec.qec.expected_labels import ExpectedLabels
 from autoqec.qec.problem import Problem
 
 
@@ -38,7 +39,7 @@ class LabelledShots:
         detections: uint8 [n, n_detectors], detection events.
         observables: bool [n, n_observables].
         edges: uint8 [n, n_edges], 1 if an odd number of the shot's error mechanisms flip the edge; for hard_flip an
-            edge is an error mechanism.
+            edge is an error mechanism. Expected labels are probabilities, float32.
     """
 
     detections: np.ndarray
@@ -63,24 +64,41 @@ def sample(problem: Problem, n: int, seed: int) -> Shots:
 
 
 class LabelledSampler:
-    """Sampler of training data: shots with the error mechanisms that occurred, drawn independently from the DEM."""
+    """Sampler of training data: shots with the error mechanisms that occurred, drawn independently from the DEM.
 
-    def __init__(self, problem: Problem, seed: int, output_mode: OutputMode = "soft_priors") -> None:
+    Args:
+        problem: The decoding problem.
+        seed: Seed of stim's sampler.
+        output_mode: Whether a label belongs to an edge or to an error mechanism.
+        labels: Sampled: the edges that the mechanisms flip; expected: see `expected_labels`. The shots are the same.
+    """
+
+    def __init__(
+        self, problem: Problem, seed: int, output_mode: OutputMode = "soft_priors", labels: Labels = "sampled"
+    ) -> None:
         self.problem = problem
         self._mechanism_to_edge = problem.variables(output_mode).mechanism_to_edge
+        self._expected = ExpectedLabels(problem, output_mode) if labels == "expected" else None
         self._sampler = problem.dem.compile_sampler(seed=seed)
 
     def draw(self, n: int) -> LabelledShots:
         """Sample the next n shots."""
         problem = self.problem
         detection_events, observables, mechanisms = self._sampler.sample(n, return_errors=True, bit_packed=True)
-        edges = sparse_bits(mechanisms, problem.n_mechanisms) @ self._mechanism_to_edge
-        edges.data &= 1
         return LabelledShots(
             unpack(detection_events, problem.n_detectors),
             unpack(observables, problem.n_observables).astype(bool),
-            edges.astype(np.uint8).toarray(),
+            self._labels(sparse_bits(mechanisms, problem.n_mechanisms)),
         )
+
+    def _labels(self, mechanisms: sp.csr_matrix) -> np.ndarray:
+        """Return the labels [n, n_edges] of error mechanisms that occurred, int32 [n, n_mechanisms]."""
+        if self._expected is not None:
+            return self._expected(mechanisms)
+        edges = mechanisms @ self._mechanism_to_edge
+        edges.data &= 1
+        labels: np.ndarray = edges.astype(np.uint8).toarray()
+        return labels
 
 
 def unpack(packed: np.ndarray, n_bits: int) -> np.ndarray:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from autoqec.contracts.dsl import Labels
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import Agent, PredecoderAgent
@@ -123,15 +124,25 @@ class SupervisedEdges(GradientAlgo):
         loss: Bce; focal: terms weighted by (1 - probability of the label)^2 (https://arxiv.org/abs/1708.02002);
             weighted_bce: flipped edges count twice.
         weight: Factor on the loss.
+        labels: Expected: labels are probabilities, and the loss is its mean over labels drawn from them.
     """
 
     agent: PredecoderAgent
     warmup_shots = 50_000
-    samples_to_buffer = FieldSelection(("detections", "edges"), bits=("detections", "edges"))
 
-    def __init__(self, *, learning_rate: float, weight_decay: float, loss: str = "bce", weight: float = 1.0) -> None:
+    def __init__(
+        self,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        loss: str = "bce",
+        weight: float = 1.0,
+        labels: Labels = "sampled",
+    ) -> None:
         super().__init__(learning_rate=learning_rate)
-        self.weight_decay, self.variant, self.weight = weight_decay, loss, weight
+        self.weight_decay, self.variant, self.weight, self.labels = weight_decay, loss, weight, labels
+        bits = ("detections", "edges") if labels == "sampled" else ("detections",)
+        self.samples_to_buffer = FieldSelection(("detections", "edges"), bits=bits)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Return AdamW."""
@@ -150,11 +161,19 @@ class SupervisedEdges(GradientAlgo):
         log_odds = self.agent(samples.detections)
         labels = torch.from_numpy(samples.edges).to(log_odds)
         if self.variant == "focal":
-            terms = F.binary_cross_entropy_with_logits(log_odds, labels, reduction="none")
-            return self.weight * ((1 - torch.exp(-terms)) ** FOCAL_GAMMA * terms).sum() / n, {}
+            if self.labels == "sampled":
+                return self.weight * _focal_terms(log_odds, labels).sum() / n, {}
+            zero, one = (_focal_terms(log_odds, torch.full_like(labels, value)) for value in (0.0, 1.0))
+            return self.weight * torch.lerp(zero, one, labels).sum() / n, {}
         positive = log_odds.new_tensor(POSITIVE_WEIGHT) if self.variant == "weighted_bce" else None
         loss = F.binary_cross_entropy_with_logits(log_odds, labels, reduction="sum", pos_weight=positive)
         return self.weight * loss / n, {}
+
+
+def _focal_terms(log_odds: Tensor, labels: Tensor) -> Tensor:
+    """Return the focal loss of every edge for labels of 0 and 1."""
+    terms = F.binary_cross_entropy_with_logits(log_odds, labels, reduction="none")
+    return (1 - torch.exp(-terms)) ** FOCAL_GAMMA * terms
 
 
 class MatchingFinetune(GradientAlgo):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from autoqec.contracts.dsl import Labels
 from autoqec.contracts.env import Band
 from autoqec.errors import RoundError, UsageError
 from autoqec.qec import sampling
@@ -38,7 +39,7 @@ class Samples:
     Attributes:
         detections: Detection events, uint8 [n, n_detectors].
         observables: Whether each observable flipped, bool [n, n_observables].
-        edges: Labels, uint8 [n, n_edges].
+        edges: Labels, uint8 [n, n_edges], or float32 if they are probabilities.
         flips: Error mechanisms that a policy flipped, uint8 [n, n_faults].
         rewards: Rewards of these actions, float32 [n].
         log_probs: Log-probabilities of these actions under the policy that took them, float32 [n].
@@ -191,25 +192,36 @@ class EdgeLabelSampler(ShotSampler):
     """Shots labelled with the edges that their error mechanisms flip; for hard_flip with the mechanisms themselves.
 
     Statistics: `Detections` and `Edges` per shot; with `gaps` also `Gap`, the complementary gap of the baseline's
-    matching in nats.
+    matching in nats. `labels` is that of the config.
     """
 
-    def __init__(self, problem: Problem, batch_size: int, seed: int, *, gaps: bool = False, **more: Any) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        batch_size: int,
+        seed: int,
+        *,
+        gaps: bool = False,
+        labels: Labels = "sampled",
+        **more: Any,
+    ) -> None:
         super().__init__(problem, batch_size, seed, **more)
+        self.labels = labels
         self._class_matcher = LogicalClassMatcher(problem) if gaps else None
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
         """Set up the labelled source for one rank."""
         super().initialize(agent, rank=rank, world_size=world_size)
-        self._labelled = sampling.LabelledSampler(self.problem, self.train_seed(), agent.output_mode)
-        max_shots = min(SHOTS_PER_DRAW, MAX_LABEL_BYTES // self.problem.variables(agent.output_mode).n_edges)
+        self._labelled = sampling.LabelledSampler(self.problem, self.train_seed(), agent.output_mode, self.labels)
+        bytes_per_shot = self.problem.variables(agent.output_mode).n_edges * (1 if self.labels == "sampled" else 4)
+        max_shots = min(SHOTS_PER_DRAW, MAX_LABEL_BYTES // bytes_per_shot)
         self._draw_size = max(max_shots - max_shots % self.batch_size, self.batch_size)
 
     def _draw(self) -> tuple[Samples, TrajInfos]:
         drawn = self._labelled.draw(self._draw_size)
         infos = {
             "Detections": drawn.detections.sum(1, dtype=np.int32),
-            "Edges": drawn.edges.sum(1, dtype=np.int32),
+            "Edges": drawn.edges.sum(1, dtype=np.int32 if self.labels == "sampled" else np.float32),
         }
         if self._class_matcher is not None:
             infos[GAP] = np.abs(self._class_matcher.complementary_gap(sampling.pack(drawn.detections), cap=MAX_GAP))

@@ -174,12 +174,15 @@ def _circuit_phases(
     found = [
         Phase(
             "training",
-            EdgeLabelSampler(problem, training_config.batch_size, seed, gaps=gaps, **shots),
+            EdgeLabelSampler(
+                problem, training_config.batch_size, seed, gaps=gaps, labels=training_config.labels, **shots
+            ),
             SupervisedEdges(
                 learning_rate=training_config.learning_rate,
                 weight_decay=training_config.weight_decay,
                 loss=training_config.loss,
                 weight=weight,
+                labels=training_config.labels,
             ),
             budget.train_shots,
             phase_factory("training"),

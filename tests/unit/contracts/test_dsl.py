@@ -48,3 +48,13 @@ def test_hash_ignores_written_defaults_and_key_order() -> None:
     assert short.sha256() == written.sha256()
     assert short.sha256() != parse_dsl({"type": "mlp", "mlp": {"hidden": 257}}).sha256()
     assert "gnn" not in short.config()
+
+
+def test_configs_without_expected_labels_keep_their_hash() -> None:
+    config = parse_dsl({"type": "mlp", "mlp": {}})
+    assert config.sha256() == "e8f60e1021ed5bf9cfbee7709189a574298e48cbe5909028a8851a2fdf557bc8"
+    assert "labels" not in config.config()["training"]
+    assert config.sha256() == parse_dsl({"type": "mlp", "mlp": {}, "training": {"labels": "sampled"}}).sha256()
+    expected = parse_dsl({"type": "mlp", "mlp": {}, "training": {"labels": "expected"}})
+    assert expected.config()["training"]["labels"] == "expected" and expected.sha256() != config.sha256()
+    assert expected.training_signature() != config.training_signature()

@@ -13,7 +13,7 @@ from autoqec.contracts.pins import apply_pins, validate_pins
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import moves, space, tpe
-from autoqec.ideators.search_state import SearchState
+from autoqec.ideators.search_state import SearchState, with_expected_labels
 from autoqec.locate import BUILTIN
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, search
 from autoqec.store.files import dump_config, load_env
@@ -60,7 +60,7 @@ def test_tpe_uses_rounds_whose_pinned_values_are_outside_the_space() -> None:
 
 
 def test_config_that_differs_only_in_a_pinned_key_is_not_new() -> None:
-    tried = apply_pins(BASELINE, APART)
+    tried = apply_pins(with_expected_labels(BASELINE), APART)
     state = SearchState.read(view([verified(1, tried, 0.002)], APART))
     second = state.with_pins(with_keys(BASELINE, training__batch_size=2048))
     assert second == tried and not state.is_new(second)
@@ -96,4 +96,4 @@ def test_pins_that_leave_nothing_to_search_are_refused(name: str, monkeypatch: p
     monkeypatch.setattr(moves, "MAX_DRAWS", 50)
     pins = validate_pins({key: value for key, value in space.flatten(BASELINE).items() if key != "training.init"})
     with pytest.raises(UsageError, match="50 draws gave no new config within the env's limits, with type=mlp"):
-        search(name)(view([verified(1, BASELINE, 0.002)], pins))
+        search(name)(view([verified(1, with_expected_labels(BASELINE), 0.002)], pins))

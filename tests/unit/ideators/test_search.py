@@ -22,7 +22,7 @@ from autoqec.ideators import evolve, moves, search_state, space, tpe
 from autoqec.ideators import random as uniform
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.limits import within_limits
-from autoqec.ideators.search_state import SearchState
+from autoqec.ideators.search_state import SearchState, with_expected_labels
 from autoqec.qec.problem import Problem
 from autoqec.store.files import load_env
 from autoqec.store.run_state import RoundSummary
@@ -165,21 +165,39 @@ def test_large_surface_codes_start_with_shared_weights() -> None:
     env, _ = load_env(SURFACE_D7)
     assert isinstance(env.code, StimGeneratorCode)
     large = view([], env=env)
-    assert tpe.propose(large).proposal == space.LOCAL_TEMPLATE.config
+    assert tpe.propose(large).proposal == with_expected_labels(space.LOCAL_TEMPLATE.config)
     assert space.params_of(space.LOCAL_TEMPLATE.config) is not None
-    second = moves.next_template(SearchState.read(view([row(1, space.LOCAL_TEMPLATE.config)], env=env)))
-    assert second is not None and second.config == BASELINE
+    second = moves.next_template(
+        SearchState.read(view([row(1, with_expected_labels(space.LOCAL_TEMPLATE.config))], env=env))
+    )
+    assert second is not None and second.config == with_expected_labels(BASELINE)
     others: tuple[dict[str, Any], ...] = (
         {"code": env.code.model_copy(update={"distance": 5})},
         {"code": env.code.model_copy(update={"task": "color_code:memory_xyz"})},
         {"code": StimFileCode(path="circuit.stim"), "noise": FileNoise()},
     )
     for other in others:
-        assert tpe.propose(view([], env=env.model_copy(update=other))).proposal == BASELINE, other
+        proposal = tpe.propose(view([], env=env.model_copy(update=other))).proposal
+        assert proposal == with_expected_labels(BASELINE), other
     assert space.templates(env.model_copy(update={"backend": "bposd"}), "other_sector") == space.TEMPLATES
     assert space.templates(env, "all") == space.TEMPLATES
     family, _ = load_env(SURFACE_D7.with_name("surface_family.yaml"))
     assert space.templates(family, "other_sector") == (space.LOCAL_TEMPLATE,)
+
+
+@pytest.mark.parametrize("propose", [tpe.propose, uniform.propose, evolve.propose, Hybrid(lambda view: None)])
+def test_proposals_have_expected_labels_where_a_network_reads_the_other_sector(propose: Any) -> None:
+    env, _ = load_env(SURFACE_D7)
+    tried = [verified(number, with_keys(BASELINE, mlp__hidden=90 + number), 0.002) for number in (1, 2)]
+
+    def labels(history: list[dict[str, Any]], **more: Any) -> str | None:
+        return propose(view(history, **{"env": env, **more})).proposal["training"].get("labels")
+
+    for history in ([], tried):
+        assert labels(history) == "expected"
+        assert labels(history, inputs="all") is None, "one sector: nothing to average over"
+        assert labels(history, env=None) is None, "a table of configs that were measured without"
+        assert labels(history, pins={"training.labels": "sampled"}) is None
 
 
 def test_equivalent_config_is_not_new() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from autoqec.contracts.dsl import Labels
 from autoqec.qec import sampling
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
@@ -53,6 +54,23 @@ def test_supervised_losses_equal_hand_computed_values(problem: Problem, variant:
     }[variant]
     by_hand = -(weight * np.log(of_truth)).sum() / 64
     assert algo.optimize_agent(0, samples)["loss"] == pytest.approx(by_hand, rel=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["bce", "focal", "weighted_bce"])
+def test_loss_of_expected_labels_is_the_mean_over_labels_drawn_from_them(problem: Problem, variant: str) -> None:
+    agent, samples = perturbed(problem), labelled(problem, 8)
+    expected = np.random.default_rng(3).random((8, problem.graph.n_edges), np.float32)
+
+    def loss(labels: Labels, edges: np.ndarray) -> float:
+        algo = ready(SupervisedEdges(learning_rate=1e-3, weight_decay=0.0, loss=variant, labels=labels), agent)
+        return float(algo.loss(replace(samples, edges=edges), 8)[0].detach())
+
+    chance = 1 / (1 + np.exp(-agent.infer(samples.detections).astype(float)))
+    power, positive = (2 if variant == "focal" else 0), (2 if variant == "weighted_bce" else 1)
+    of_one, of_zero = -positive * np.log(chance) * (1 - chance) ** power, -np.log(1 - chance) * chance**power
+    by_hand = (expected * of_one + (1 - expected) * of_zero).sum() / 8
+    assert loss("expected", expected) == pytest.approx(by_hand, rel=1e-4)
+    assert loss("expected", samples.edges) == pytest.approx(loss("sampled", samples.edges), rel=1e-5)
 
 
 def test_matching_loss_equals_hand_computed_values(problem: Problem) -> None:
@@ -144,3 +162,12 @@ def test_supervised_training_needs_edge_labels(problem: Problem, agent: Predecod
     algo = ready(SupervisedEdges(learning_rate=1e-3, weight_decay=0.0), agent)
     with pytest.raises(ValueError, match="needs samples with `edges`"):
         algo.optimize_agent(0, replace(labelled(problem, 8), edges=None))
+
+
+def test_replay_buffers_keep_the_probabilities_of_expected_labels(problem: Problem) -> None:
+    algo = SupervisedEdges(learning_rate=1e-3, weight_decay=0.0, labels="expected")
+    drawn = sampling.LabelledSampler(problem, 1, labels="expected").draw(8)
+    fields = Samples(drawn.detections, drawn.observables, drawn.edges).fields()
+    widths = {"detections": drawn.detections.shape[1]}
+    stored = algo.samples_to_buffer.restore(algo.samples_to_buffer(fields), widths)
+    assert np.array_equal(stored["edges"], drawn.edges) and np.array_equal(stored["detections"], drawn.detections)

@@ -23,6 +23,7 @@ from .conftest import make_agent
 BASE: dict[str, Any] = {"batch_size": 64, "finetune_share": 0.5}
 MOVED: dict[str, list[Any]] = {
     "loss": ["focal", "weighted_bce"],
+    "labels": ["expected"],
     "learning_rate": [1e-3],
     "batch_size": [128],
     "weight_decay": [0.5],

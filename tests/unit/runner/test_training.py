@@ -33,6 +33,8 @@ def test_cheap_network_gets_all_shots_of_the_profile() -> None:
     assert budget == TrainingBudget(PROFILE.train_shots, PROFILE.finetune_shots)
     half = parse_dsl({**SMALL, "training": {"finetune_share": 0.5}})
     assert TrainingBudget.of(PROFILE, half, 1000).finetune_shots == PROFILE.finetune_shots // 2
+    fourfold = parse_dsl({**SMALL, "training": {"finetune_share": 4}})
+    assert TrainingBudget.of(PROFILE, fourfold, 1000) == TrainingBudget(PROFILE.train_shots, 4 * PROFILE.finetune_shots)
 
 
 def test_expensive_network_gets_fewer_steps_in_both_phases() -> None:

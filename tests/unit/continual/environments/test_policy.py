@@ -15,6 +15,7 @@ from autoqec.continual.environments.policy_ideator import design_from_config, pr
 from autoqec.continual.environments.strategies import STRATEGIES, compare, mean_with_interval, run_search
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.ideators import space
+from autoqec.ideators.search_state import with_expected_labels
 from tests.support.envs import surface
 from tests.support.role_views import ideator_view
 
@@ -147,8 +148,9 @@ def view(*rows, **more):
 
 
 def test_ideator_is_a_function_of_the_view():
-    assert propose(view()).proposal == space.TEMPLATES[0].config
-    rows = [row(1, space.TEMPLATES[0].config, 0.01), row(2, {"type": "gnn", "gnn": {}}, None, "train_error")]
+    template = with_expected_labels(space.TEMPLATES[0].config)
+    assert propose(view()).proposal == template
+    rows = [row(1, template, 0.01), row(2, {"type": "gnn", "gnn": {}}, None, "train_error")]
     proposal = propose(view(*rows))
     assert proposal == propose(view(*rows)) != propose(view(*rows, seed=2))
     assert space.digest(proposal.proposal) not in {space.digest(each["dsl_config"]) for each in rows}
