@@ -123,15 +123,25 @@ class SupervisedEdges(GradientAlgo):
         loss: Bce; focal: terms weighted by (1 - probability of the label)^2 (https://arxiv.org/abs/1708.02002);
             weighted_bce: flipped edges count twice.
         weight: Factor on the loss.
+        hidden_detectors: Detectors whose events the network does not see.
     """
 
     agent: PredecoderAgent
     warmup_shots = 50_000
     samples_to_buffer = FieldSelection(("detections", "edges"), bits=("detections", "edges"))
 
-    def __init__(self, *, learning_rate: float, weight_decay: float, loss: str = "bce", weight: float = 1.0) -> None:
+    def __init__(
+        self,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        loss: str = "bce",
+        weight: float = 1.0,
+        hidden_detectors: np.ndarray | None = None,
+    ) -> None:
         super().__init__(learning_rate=learning_rate)
         self.weight_decay, self.variant, self.weight = weight_decay, loss, weight
+        self.hidden_detectors = hidden_detectors
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """Return AdamW."""
@@ -147,7 +157,11 @@ class SupervisedEdges(GradientAlgo):
         """Return the cross-entropy of the edges; no figures."""
         if samples.edges is None:
             raise ValueError("SupervisedEdges needs samples with `edges`")
-        log_odds = self.agent(samples.detections)
+        detections = samples.detections
+        if self.hidden_detectors is not None:
+            detections = detections.copy()
+            detections[:, self.hidden_detectors] = 0
+        log_odds = self.agent(detections)
         labels = torch.from_numpy(samples.edges).to(log_odds)
         if self.variant == "focal":
             terms = F.binary_cross_entropy_with_logits(log_odds, labels, reduction="none")
