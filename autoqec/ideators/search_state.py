@@ -123,9 +123,15 @@ class SearchState:
         if not self.gate_available:
             config = space.without(config, space.OPTIONAL_KEYS)
         try:
-            return apply_pins(with_inputs(config, self.inputs), self.pins)
+            config = apply_pins(with_inputs(config, self.inputs), self.pins)
+            return space.finetuned_through_matching(config, self.pins) if self.has_two_sectors else config
         except ContractError:
             return None
+
+    @property
+    def has_two_sectors(self) -> bool:
+        """Whether a network can read both sectors, and be fine-tuned through matching with two logical classes."""
+        return self.env is not None and self.inputs == "other_sector" and self.finetunes and self.gate_available
 
     def is_new(self, config: Config) -> bool:
         """Return whether no measured or pending config is equivalent to `config`."""
