@@ -103,8 +103,10 @@ class LocalConfig(Contract):
     decodes other distances and numbers of rounds.
     """
 
-    inputs: Literal["other_sector", "all"] = Field(
-        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
+    inputs: Literal["other_sector", "all", "all_in_finetuning"] = Field(
+        default="other_sector",
+        description="detectors the net reads: those outside the decoded sector, or all; all_in_finetuning: all, but "
+        "those of the decoded sector only from fine-tuning on, because with edge labels they count evidence twice",
     )
     hidden: int = Field(default=32, ge=2, le=1024, description="width of each hidden layer")
     depth: int = Field(default=2, ge=1, le=8, description="number of hidden layers; the first belongs to the class")
@@ -177,6 +179,13 @@ class TrainingConfig(Contract):
         ge=0,
         le=100,
         description="fine-tuning shots, in multiples of the profile's; 0 leaves the phase out",
+    )
+    finetune_ratio: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        description="fine-tuning shots per shot with edge labels, within the profile's sum of both; null: those of the "
+        "profile",
     )
     finetune_gap: float = Field(
         default=6.0, gt=0, le=50, description="fine-tune on shots whose two logical classes differ by less, in nats"
@@ -272,6 +281,12 @@ class PredecoderDSL(Contract):
                 raise ValueError(f"type `{self.type}` needs the block `{self.type}` and no other; look at `{name}`")
         if self.type == "neural_bp" and self.head != "linear":
             raise ValueError("type `neural_bp` has no hidden features for a head: keep `head: linear`")
+        finetunes = self.training.finetune_share > 0 and self.output_mode == "soft_priors"
+        if self.local is not None and self.local.inputs == "all_in_finetuning" and not finetunes:
+            raise ValueError(
+                "`local.inputs: all_in_finetuning` needs fine-tuning through the matching: set `finetune_share` above "
+                "0 and `output_mode: soft_priors`, or `inputs: other_sector`"
+            )
         if self.training.policy_gradient is not None and self.output_mode != "hard_flip":
             raise ValueError("`training.policy_gradient` learns which mechanisms to flip: set `output_mode: hard_flip`")
         return self
@@ -313,6 +328,8 @@ class PredecoderDSL(Contract):
         by_reward = self.training.policy_gradient is not None
         if not (through_matching or by_reward) or self.training.finetune_share == 0:
             del settings["finetune_learning_rate"], settings["finetune_gap"], settings["finetune_shots"]
+        if settings["finetune_ratio"] is None:
+            del settings["finetune_ratio"]
         return {"type": self.type, "output_mode": self.output_mode, "gate": self.dump()["gate"], **settings}
 
     def sha256(self) -> str:

@@ -116,7 +116,8 @@ def _facts(env: EnvSpec, inputs: str) -> list[str]:
     else:
         facts.append(
             "The inner decoder already uses the detectors of the observable's own sector. `inputs: other_sector` "
-            "reads the others, which it does not use; networks that read all detectors tend to count evidence twice."
+            "reads the others, which it does not use; networks that read all detectors tend to count evidence twice. "
+            "`local.inputs: all_in_finetuning` avoids this; it needs most shots in fine-tuning (`finetune_ratio`)."
         )
     baselines = describe_baselines(name for name in env.baselines if name != env.backend)
     if baselines:

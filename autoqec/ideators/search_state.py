@@ -129,9 +129,15 @@ class SearchState:
             config = with_inputs(config, self.inputs)
             if self.env is not None and self.inputs == "other_sector":  # tables of configs were measured without
                 config = with_expected_labels(config)
-            return apply_pins(config, self.pins)
+            config = apply_pins(config, self.pins)
+            return space.finetuned_through_matching(config, self.pins) if self.has_two_sectors else config
         except ContractError:
             return None
+
+    @property
+    def has_two_sectors(self) -> bool:
+        """Whether a network can read both sectors, and be fine-tuned through matching with two logical classes."""
+        return self.env is not None and self.inputs == "other_sector" and self.finetunes and self.gate_available
 
     def is_new(self, config: Config) -> bool:
         """Return whether no measured or pending config is equivalent to `config`."""

@@ -75,7 +75,8 @@ FAMILIES_WITH_HEAD = ("mlp", "gnn", "conv", "local")  # families whose hidden fe
 MESSAGE_FUNCTIONS = ("mlp", "gated_mlp", "attention", "gru_cell", "edge_attention", "residual_mlp")
 AGGREGATIONS = ("sum", "mean", "max", "attention_pool", "gated_sum")
 
-# `inputs` is not a dimension: a network that reads its own sector too counts evidence twice that matching uses.
+# `inputs` is not a dimension: a network that is trained on labels and reads its own sector counts evidence twice that
+# matching uses. Networks of type `local` read it where they are fine-tuned, see `finetuned_through_matching`.
 # Widths are limited so that d=5 keeps the limits of the envs and trains in minutes on a laptop.
 SEARCH_SPACE: tuple[Dimension, ...] = (
     Dimension("type", "another family sees other structure", choices=FAMILIES),
@@ -141,12 +142,22 @@ TEMPLATES: tuple[Template, ...] = (
         config=PredecoderDSL(type="mlp", mlp={}, gate=TEMPLATE_GATE).config(),
     ),
 )
+# Fine-tuning shots per labelled shot, where the decoded sector is read: docs/results/local-predecoder.md
+LOCAL_FINETUNE_RATIO = 4.0
 LOCAL_TEMPLATE = Template(
     slug="local-template",
     hypothesis="Weights shared over space and time learn from every edge of a shot, so a large surface code needs "
     "fewer shots than with a dense network",
     config=PredecoderDSL(
-        type="local", local={}, gate=LOCAL_GATE, training={"batch_size": 64, "learning_rate": 0.01}
+        type="local",
+        local={"inputs": "all_in_finetuning"},
+        gate=LOCAL_GATE,
+        training={
+            "batch_size": 64,
+            "learning_rate": 0.01,
+            "finetune_learning_rate": 1.5e-3,
+            "finetune_ratio": LOCAL_FINETUNE_RATIO,
+        },
     ).config(),
 )
 MIN_LOCAL_DISTANCE = 7  # docs/results/local-predecoder.md; smaller codes were not compared in a profile
@@ -211,6 +222,22 @@ def unflatten(flat: Params) -> Config:
 def normalise(config: Config) -> Config:
     """Return the config with every default written out. ContractError if it is not valid."""
     return parse_dsl(config).config()
+
+
+def finetuned_through_matching(config: Config, pinned: Container[str] = ()) -> Config:
+    """Return a config of type `local` with the inputs and the budget that suit its fine-tuning.
+
+    Args:
+        config: A complete config.
+        pinned: Keys that are left as they are.
+    """
+    if config["type"] != "local" or config["output_mode"] != "soft_priors" or config["training"]["finetune_share"] == 0:
+        return config
+    if "local.inputs" not in pinned:
+        config = config | {"local": config["local"] | {"inputs": "all_in_finetuning"}}
+    if "training.finetune_ratio" not in pinned:
+        config = config | {"training": config["training"] | {"finetune_ratio": LOCAL_FINETUNE_RATIO}}
+    return normalise(config)
 
 
 def digest(config: Config) -> str | None:

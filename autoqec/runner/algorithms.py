@@ -125,6 +125,7 @@ class SupervisedEdges(GradientAlgo):
             weighted_bce: flipped edges count twice.
         weight: Factor on the loss.
         labels: Expected: labels are probabilities, and the loss is its mean over labels drawn from them.
+        hidden_detectors: Detectors whose events the network does not see.
     """
 
     agent: PredecoderAgent
@@ -138,9 +139,11 @@ class SupervisedEdges(GradientAlgo):
         loss: str = "bce",
         weight: float = 1.0,
         labels: Labels = "sampled",
+        hidden_detectors: np.ndarray | None = None,
     ) -> None:
         super().__init__(learning_rate=learning_rate)
         self.weight_decay, self.variant, self.weight, self.labels = weight_decay, loss, weight, labels
+        self.hidden_detectors = hidden_detectors
         bits = ("detections", "edges") if labels == "sampled" else ("detections",)
         self.samples_to_buffer = FieldSelection(("detections", "edges"), bits=bits)
 
@@ -158,7 +161,11 @@ class SupervisedEdges(GradientAlgo):
         """Return the cross-entropy of the edges; no figures."""
         if samples.edges is None:
             raise ValueError("SupervisedEdges needs samples with `edges`")
-        log_odds = self.agent(samples.detections)
+        detections = samples.detections
+        if self.hidden_detectors is not None:
+            detections = detections.copy()
+            detections[:, self.hidden_detectors] = 0
+        log_odds = self.agent(detections)
         labels = torch.from_numpy(samples.edges).to(log_odds)
         if self.variant == "focal":
             if self.labels == "sampled":

@@ -57,6 +57,10 @@ class TrainingBudget:
             flops_per_shot: Weighted operations per training shot (`training_cost.training_flops`).
         """
         affordable = int(profile.train_gflops * 1e9 / max(flops_per_shot, 1))
+        if dsl.training.finetune_ratio is not None and dsl.training.finetune_share > 0:
+            total = min(affordable, profile.train_shots + profile.finetune_shots)
+            train_shots = int(total / (1 + dsl.training.finetune_ratio))
+            return cls(train_shots, int((total - train_shots) * dsl.training.finetune_share))
         wanted = int(profile.finetune_shots * dsl.training.finetune_share)
         # Both phases are cut by the same share.
         share = min(1.0, affordable / (profile.train_shots + wanted))
@@ -162,6 +166,14 @@ def _circuit_phases(
     if training_config.finetune_shots == "recorded" and recorded is None:
         hint = "remove it, or use an env of code kind `recorded_shots`"
         raise UsageError("the env has no recorded shots", location="training.finetune_shots", hint=hint)
+    in_finetuning = dsl.local is not None and dsl.local.inputs == "all_in_finetuning"
+    needs_finetuning = in_finetuning or training_config.finetune_ratio is not None
+    if needs_finetuning and training_config.policy_gradient is None and not can_finetune(problem, dsl):
+        raise UsageError(
+            f"env `{problem.env.name}` has no fine-tuning through the matching",
+            location="local.inputs, training.finetune_ratio",
+            hint="use `inputs: other_sector`, and leave `finetune_ratio` out",
+        )
     shots["simulated"] = training_config.finetune_shots == "simulated"
     gaps = training_config.replay is not None and training_config.replay.near_failure > 0
 
@@ -183,6 +195,7 @@ def _circuit_phases(
                 loss=training_config.loss,
                 weight=weight,
                 labels=training_config.labels,
+                hidden_detectors=problem.graph.in_sector if in_finetuning else None,
             ),
             budget.train_shots,
             phase_factory("training"),

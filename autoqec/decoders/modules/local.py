@@ -35,6 +35,7 @@ class EdgeClass(nn.Module):
         windows: int64 [m, n_points], the detector at each point of each edge's window; n_detectors for none.
         n_detectors: Number of detectors.
         log_odds: float32 [m], the priors.
+        muted: Detectors whose weights are zero at first.
     """
 
     edges: Tensor
@@ -43,13 +44,22 @@ class EdgeClass(nn.Module):
     surroundings: Tensor
 
     def __init__(
-        self, hidden: int, head: str, edges: Tensor, windows: Tensor, n_detectors: int, log_odds: Tensor
+        self,
+        hidden: int,
+        head: str,
+        edges: Tensor,
+        windows: Tensor,
+        n_detectors: int,
+        log_odds: Tensor,
+        muted: Tensor,
     ) -> None:
         super().__init__()
         n_points = windows.shape[1]
         self.events = nn.Parameter(torch.empty(n_points, hidden).uniform_(-1, 1) / math.sqrt(n_points))
         self.quiet = nn.Linear(n_points + 1, hidden)
         self.head = make_head(head, hidden, 1)
+        with torch.no_grad():
+            self.events[torch.isin(windows, muted).any(dim=0)] = 0.0
         exists = windows < n_detectors
         used = exists.any(dim=0).nonzero()[:, 0]
         fixed = {
@@ -108,8 +118,9 @@ class Local(nn.Module):
         super().__init__()
         hidden, reach = block["hidden"], (block["space"], block["space"], block["time"])
         points = lattice_points(view.coordinates)
-        detector_at = {points[detector]: detector for detector in view.inputs(block["inputs"]).tolist()}
-        if len(detector_at) < len(view.inputs(block["inputs"])):
+        inputs, muted = read_detectors(block["inputs"], view)
+        detector_at = {points[detector]: detector for detector in inputs.tolist()}
+        if len(detector_at) < len(inputs):
             raise ValueError("`local` needs detectors with different coordinates; use `mlp` or `gnn`")
         self.trunk = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(block["depth"] - 1))
         self.classes = nn.ModuleDict()
@@ -127,7 +138,7 @@ class Local(nn.Module):
             index = torch.tensor(edges)
             column[index] = torch.arange(len(edges)) + int((column >= 0).sum())
             self.classes[name] = EdgeClass(
-                hidden, head, index, torch.tensor(windows), view.n_detectors, view.log_odds[index]
+                hidden, head, index, torch.tensor(windows), view.n_detectors, view.log_odds[index], muted
             )
         self.register_buffer("order", column, persistent=False)
 
@@ -137,6 +148,18 @@ class Local(nn.Module):
         padded = torch.cat([detections, zeros], dim=1)
         shifts = [edge_class(padded, self.trunk) for edge_class in self.classes.values()]
         return torch.cat([*shifts, zeros], dim=1)[:, self.order]
+
+
+def read_detectors(which: str, view: ProblemView) -> tuple[Tensor, Tensor]:
+    """Return the ids of the detectors that the network reads, and of those whose weights are zero before fine-tuning.
+
+    Raises:
+        ValueError: The code has no other sector, and `which` is not `all`.
+    """
+    if which != "all_in_finetuning":
+        return view.inputs(which), view.in_sector[:0]
+    muted = view.in_sector
+    return torch.cat([view.inputs("other_sector"), muted]), muted
 
 
 def lattice_points(coordinates: Tensor) -> list[Point]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from autoqec.contracts.dsl import DEPTH_FIELDS, FAMILIES, WIDTH_FIELDS, parse_dsl
@@ -58,3 +60,17 @@ def test_configs_without_expected_labels_keep_their_hash() -> None:
     expected = parse_dsl({"type": "mlp", "mlp": {}, "training": {"labels": "expected"}})
     assert expected.config()["training"]["labels"] == "expected" and expected.sha256() != config.sha256()
     assert expected.training_signature() != config.training_signature()
+
+
+def test_configs_without_a_ratio_of_fine_tuning_keep_their_hash() -> None:
+    plain = parse_dsl({"type": "local", "local": {}})
+    assert "finetune_ratio" not in {**plain.config()["training"], **plain.training_signature()}
+    other = parse_dsl({"type": "local", "local": {}, "training": {"finetune_ratio": 3.0}})
+    assert other.config()["training"]["finetune_ratio"] == 3.0
+    assert other.sha256() != plain.sha256() and other.training_signature() != plain.training_signature()
+
+
+@pytest.mark.parametrize("more", [{"output_mode": "hard_flip"}, {"training": {"finetune_share": 0.0}}])
+def test_inputs_of_fine_tuning_need_fine_tuning(more: dict[str, Any]) -> None:
+    with pytest.raises(ContractError, match="needs fine-tuning"):
+        parse_dsl({"type": "local", "local": {"inputs": "all_in_finetuning"}, **more})

@@ -18,7 +18,7 @@ from autoqec.decoders.modules import local
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample, unpack
-from tests.support.envs import surface
+from tests.support.envs import repetition, surface
 
 DSL = parse_dsl({"type": "local", "local": {"hidden": 8, "space": 1, "time": 1}})
 
@@ -207,6 +207,29 @@ def test_lattice_steps_are_those_of_the_circuit() -> None:
     assert local.lattice_points(torch.tensor([[1.0, 0.0], [3.0, 2.0]])) == [(0, 0, 0), (1, 0, 1)]
     with pytest.raises(ValueError, match="use `mlp` or `gnn`"):
         local.lattice_points(torch.zeros(5, 0))
+
+
+def test_in_sector_weights_start_at_zero_for_fine_tuning() -> None:
+    prob = problem(3, 3)
+    config = {"type": "local", "local": {"hidden": 8, "inputs": "all_in_finetuning"}}
+    model = compile_predecoder(parse_dsl(config), prob, seed=1)
+    for part in model.body.classes.values():
+        torch.nn.init.normal_(part.head.weight)
+    detections = events(prob)
+    silenced = detections.clone()
+    silenced[:, prob.graph.in_sector] = 0
+    assert not torch.equal(model(detections), model(torch.zeros_like(detections))), "the other sector counts"
+    assert torch.equal(model(detections), model(silenced))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(detections).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(model(detections), model(silenced)), "they are trained"
+
+
+def test_in_sector_weights_need_another_sector() -> None:
+    config = {"type": "local", "local": {"inputs": "all_in_finetuning"}}
+    with pytest.raises(ValueError, match="no other sector"):
+        compile_predecoder(parse_dsl(config), Problem.from_env(repetition()), seed=1)
 
 
 def test_no_shots_and_empty_windows_are_accepted() -> None:

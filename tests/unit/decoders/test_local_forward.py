@@ -74,6 +74,7 @@ def reference(model: Predecoder, events: np.ndarray, n_detectors: int) -> np.nda
         {"space": 0, "time": 0},
         {"space": 3, "time": 3, "inputs": "all"},
         {"inputs": "all"},
+        {"inputs": "all_in_finetuning"},
         {"output_mode": "hard_flip"},
     ],
 )

@@ -200,6 +200,28 @@ def test_proposals_have_expected_labels_where_a_network_reads_the_other_sector(p
         assert labels(history, pins={"training.labels": "sampled"}) is None
 
 
+def test_local_networks_read_both_sectors_where_they_are_fine_tuned() -> None:
+    env, _ = load_env(SURFACE_D7)
+    local = {"type": "local", "training.finetune_share": 1.0}
+    both = {"local.inputs": "all_in_finetuning", "training.finetune_ratio": space.LOCAL_FINETUNE_RATIO}
+    one = {"local.inputs": "other_sector", "training.finetune_ratio": None}
+    cases: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
+        ({}, {}, both),
+        ({"training.finetune_share": 0.0}, {}, one),
+        ({}, {"pins": {"output_mode": "hard_flip"}}, one),
+        ({}, {"env": env.model_copy(update={"backend": "bposd", "baselines": ("bposd0",)})}, one),
+        ({}, {"gate_available": False}, one),
+        ({}, {"pins": {"type": "local", "local.inputs": "other_sector"}}, both | {"local.inputs": "other_sector"}),
+        ({}, {"pins": {"training.finetune_ratio": 2.0}}, both | {"training.finetune_ratio": 2.0}),
+        ({}, {"inputs": "all"}, {"local.inputs": "all", "training.finetune_ratio": None}),
+    )
+    for params, about, expected in cases:
+        config = SearchState.read(view([], **({"env": env} | about))).build(local | params)
+        assert config is not None
+        flat = space.flatten(config)
+        assert {key: flat.get(key) for key in expected} == expected, (params, about)
+
+
 def test_equivalent_config_is_not_new() -> None:
     """A learning rate of fine-tuning has no effect when fine-tuning is off."""
     tried = with_keys(BASELINE, training__finetune_share=0.0)

@@ -73,6 +73,17 @@ def test_loss_of_expected_labels_is_the_mean_over_labels_drawn_from_them(problem
     assert loss("expected", samples.edges) == pytest.approx(loss("sampled", samples.edges), rel=1e-5)
 
 
+def test_hidden_detectors_are_not_seen(problem: Problem) -> None:
+    agent, samples, hidden = perturbed(problem), labelled(problem, 64), problem.graph.out_of_sector[:5]
+    silenced = samples.detections.copy()
+    silenced[:, hidden] = 0
+    losses = [SupervisedEdges(learning_rate=1e-3, weight_decay=0.0, hidden_detectors=each) for each in (None, hidden)]
+    seen, unseen = (ready(algo, agent).loss(samples, 64)[0].item() for algo in losses)
+    expected, _ = losses[0].loss(Samples(silenced, samples.observables, samples.edges), 64)
+    assert unseen == expected.item() != seen
+    assert not np.array_equal(samples.detections, silenced), "the caller's samples stay"
+
+
 def test_matching_loss_equals_hand_computed_values(problem: Problem) -> None:
     agent, samples = perturbed(problem), labelled(problem, 64)
     algo = ready(MatchingFinetune(problem, learning_rate=1e-3), agent)

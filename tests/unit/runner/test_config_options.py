@@ -30,6 +30,7 @@ MOVED: dict[str, list[Any]] = {
     "finetune_learning_rate": [3e-3],
     "finetune_share": [0.0, 1.0],
     "finetune_gap": [2.0],
+    "finetune_ratio": [1.0],
 }
 # not learnt from; source of weights (test_runner.py); options of the loops (test_policy_gradient.py)
 ELSEWHERE = {"loop", "init", "finetune_shots", "sync", "replay", "policy_gradient", *MACHINE_FIELDS}

@@ -10,9 +10,11 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import PROFILES
 from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
 from autoqec.runner import samplers
 from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.algorithms import MatchingFinetune, SupervisedEdges
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.training import TrainingBudget, can_finetune, phases, train
@@ -44,6 +46,37 @@ def test_expensive_network_gets_fewer_steps_in_both_phases() -> None:
     assert 0.999 * PROFILE.train_gflops * 1e9 < spent <= PROFILE.train_gflops * 1e9
     ratio = PROFILE.finetune_shots / PROFILE.train_shots
     assert budget.finetune_shots / budget.train_shots == pytest.approx(ratio, rel=1e-3)
+
+
+@pytest.mark.parametrize("work", [1000, 10**8])
+def test_fine_tuning_gets_its_ratio_of_the_same_number_of_shots(work: int) -> None:
+    default = TrainingBudget.of(PROFILE, parse_dsl(SMALL), work)
+    budget = TrainingBudget.of(PROFILE, parse_dsl({**SMALL, "training": {"finetune_ratio": 3.0}}), work)
+    total = default.train_shots + default.finetune_shots
+    assert budget.train_shots + budget.finetune_shots == pytest.approx(total, abs=2)
+    assert budget.finetune_shots == pytest.approx(3 * budget.train_shots, rel=1e-3)
+    half = parse_dsl({**SMALL, "training": {"finetune_ratio": 3.0, "finetune_share": 0.5}})
+    assert TrainingBudget.of(PROFILE, half, work).finetune_shots == budget.finetune_shots // 2
+    without = parse_dsl({**SMALL, "training": {"finetune_ratio": 3.0, "finetune_share": 0.0}})
+    assert TrainingBudget.of(PROFILE, without, 1000).train_shots == PROFILE.train_shots
+
+
+def test_in_sector_detectors_are_hidden_from_labels_alone(problem: Problem) -> None:
+    config = {"type": "local", "local": {"inputs": "all_in_finetuning"}}
+    budget = TrainingBudget(100, 100)
+    labels, near_failure = phases(problem, parse_dsl(config), PROFILE, budget, seed=1)
+    assert isinstance(labels.algo, SupervisedEdges) and isinstance(near_failure.algo, MatchingFinetune)
+    assert labels.algo.hidden_detectors is not None
+    assert set(labels.algo.hidden_detectors) == set(problem.graph.in_sector)
+    plain, _ = phases(problem, parse_dsl({"type": "local", "local": {}}), PROFILE, budget, seed=1)
+    assert isinstance(plain.algo, SupervisedEdges) and plain.algo.hidden_detectors is None
+
+
+@pytest.mark.parametrize("more", [{"local": {"inputs": "all_in_finetuning"}}, {"training": {"finetune_ratio": 1.0}}])
+def test_options_of_fine_tuning_need_matching(env: EnvSpec, more: dict[str, Any]) -> None:
+    graphless = Problem.from_env(env.model_copy(update={"backend": "bposd", "baselines": ("bposd0",)}))
+    with pytest.raises(UsageError, match="no fine-tuning through the matching"):
+        phases(graphless, parse_dsl({"type": "local", "local": {}, **more}), PROFILE, TrainingBudget(1, 1), seed=1)
 
 
 def test_training_cost_counts_matrix_flops_and_written_elements(problem: Problem) -> None:
