@@ -213,6 +213,14 @@ class TrainingConfig(Contract):
     policy_gradient: PolicyConfig | None = Field(default=None, description="settings of fine-tuning by reward")
 
     @model_validator(mode="after")
+    def _ratio_keeps_the_sum(self) -> TrainingConfig:
+        if self.finetune_ratio is not None and self.finetune_share > 1:
+            raise ValueError(
+                "`finetune_ratio` divides the profile's shots, so that `finetune_share` is at most 1: raise the ratio"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_loop_blocks(self) -> TrainingConfig:
         for block, head in LOOP_BLOCKS.items():
             present, needed = getattr(self, block) is not None, self.loop.startswith(head)

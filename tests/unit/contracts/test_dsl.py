@@ -70,6 +70,11 @@ def test_configs_without_a_ratio_of_fine_tuning_keep_their_hash() -> None:
     assert other.sha256() != plain.sha256() and other.training_signature() != plain.training_signature()
 
 
+def test_ratio_of_fine_tuning_takes_no_more_shots_than_the_profile_has() -> None:
+    with pytest.raises(ContractError, match="raise the ratio"):
+        parse_dsl({"type": "local", "local": {}, "training": {"finetune_ratio": 3.0, "finetune_share": 2.0}})
+
+
 @pytest.mark.parametrize("more", [{"output_mode": "hard_flip"}, {"training": {"finetune_share": 0.0}}])
 def test_inputs_of_fine_tuning_need_fine_tuning(more: dict[str, Any]) -> None:
     with pytest.raises(ContractError, match="needs fine-tuning"):
