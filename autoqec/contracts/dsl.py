@@ -192,8 +192,7 @@ class TrainingConfig(Contract):
     )
     finetune_shots: Literal["recorded", "simulated"] | None = Field(
         default=None,
-        description="shots of the fine-tuning phase: recorded training blocks, or shots of the model; null: recorded "
-        "if the env has them",
+        description="shots of fine-tuning: recorded training blocks, or shots of the model; null: recorded, if any",
     )
     device: str = Field(
         default="auto",
@@ -215,9 +214,7 @@ class TrainingConfig(Contract):
     @model_validator(mode="after")
     def _ratio_keeps_the_sum(self) -> TrainingConfig:
         if self.finetune_ratio is not None and self.finetune_share > 1:
-            raise ValueError(
-                "`finetune_ratio` divides the profile's shots, so that `finetune_share` is at most 1: raise the ratio"
-            )
+            raise ValueError("beside `finetune_ratio`, `finetune_share` is at most 1: raise the ratio")
         return self
 
     @model_validator(mode="after")

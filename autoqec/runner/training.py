@@ -166,14 +166,7 @@ def _circuit_phases(
     if training_config.finetune_shots == "recorded" and recorded is None:
         hint = "remove it, or use an env of code kind `recorded_shots`"
         raise UsageError("the env has no recorded shots", location="training.finetune_shots", hint=hint)
-    in_finetuning = dsl.local is not None and dsl.local.inputs == "all_in_finetuning"
-    needs_finetuning = in_finetuning or training_config.finetune_ratio is not None
-    if needs_finetuning and training_config.policy_gradient is None and not can_finetune(problem, dsl):
-        raise UsageError(
-            f"env `{problem.env.name}` has no fine-tuning through the matching",
-            location="local.inputs, training.finetune_ratio",
-            hint="use `inputs: other_sector`, and leave `finetune_ratio` out",
-        )
+    in_finetuning = _require_finetuning(problem, dsl)
     shots["simulated"] = training_config.finetune_shots == "simulated"
     gaps = training_config.replay is not None and training_config.replay.near_failure > 0
 
@@ -214,6 +207,23 @@ def _circuit_phases(
         algo = MatchingFinetune(problem, learning_rate=training_config.finetune_learning_rate)
         found.append(Phase("finetuning", near_sampler, algo, budget.finetune_shots, phase_factory("finetuning")))
     return found
+
+
+def _require_finetuning(problem: Problem, dsl: PredecoderDSL) -> bool:
+    """Return whether the network reads the decoded sector in fine-tuning only.
+
+    Raises:
+        UsageError: The config relies on fine-tuning, which the problem does not have.
+    """
+    in_finetuning = dsl.local is not None and dsl.local.inputs == "all_in_finetuning"
+    needs_finetuning = in_finetuning or dsl.training.finetune_ratio is not None
+    if needs_finetuning and dsl.training.policy_gradient is None and not can_finetune(problem, dsl):
+        raise UsageError(
+            f"env `{problem.env.name}` has no fine-tuning through the matching",
+            location="local.inputs, training.finetune_ratio",
+            hint="use `inputs: other_sector`, and leave `finetune_ratio` out",
+        )
+    return in_finetuning
 
 
 def can_finetune(problem: Problem, dsl: PredecoderDSL) -> bool:
