@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from autoqec.store.package_layout import PACKAGED_MODELS, ModelLayout
 from autoqec.store.round_files import read_contract
 from autoqec.system.scratch import scratch
 
+MAX_ARCHIVE_BYTES = 64 * 2**20  # of one model, when its archive is decompressed
+GZIP = 31  # wbits of zlib
 REINSTALL = "pip install --force-reinstall --no-deps autoqec, or in a checkout: git restore FILE"
 
 
@@ -85,14 +88,37 @@ def verify_model(name: str, on_event: OnEvent, directory: Path = PACKAGED_MODELS
     """
     from autoqec.orchestrator.archive_replay import replay_archive
 
-    layout, model = model_layout(name, directory), load_models(directory)[name]
     model_path(name, directory)
-    _check_hash(layout.archive, model.archive_sha256)
+    model = load_models(directory)[name]
     with scratch("model") as place:
-        restored = replay_archive(layout.archive, place / "replay", on_event=on_event)
+        archive = unpack_archive(name, place / "run.tar", directory)
+        restored = replay_archive(archive, place / "replay", on_event=on_event)
         checkpoint = RunLayout(place / "replay", model.run_id).round(model.round).checkpoint
         _check_hash(checkpoint, model.checkpoint_sha256)
         return restored.agrees, restored.verdicts.get(model.round, "the archive has no such round")
+
+
+def unpack_archive(name: str, target: Path, directory: Path = PACKAGED_MODELS) -> Path:
+    """Write the archive of a model's run to a new file and return its path.
+
+    Raises:
+        ContractError: The compressed archive is missing, damaged or not the one of the run.
+    """
+    packed = model_layout(name, directory).archive
+    decompressor = zlib.decompressobj(wbits=GZIP)
+    try:
+        content = decompressor.decompress(files.read_bytes(packed), MAX_ARCHIVE_BYTES)
+        complete = decompressor.eof and not decompressor.unused_data
+    except UsageError as error:
+        raise ContractError("is missing", location=str(packed), hint=REINSTALL) from error
+    except zlib.error:
+        content, complete = b"", False
+    expected = load_models(directory)[name].archive_sha256
+    if not complete or sha256_bytes(content) != expected:
+        message = f"is not the file that was verified: it does not hold the archive {expected[:12]}…"
+        raise ContractError(message, location=str(packed), hint=REINSTALL)
+    target.write_bytes(content)
+    return target
 
 
 def _check_hash(path: Path, expected: str) -> None:

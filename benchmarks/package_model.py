@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import sys
 import tempfile
@@ -46,13 +47,15 @@ def package(name: str, archive: Path) -> VerifiedModel:
         target = ModelLayout(PACKAGED_MODELS / name)
         atomic.make_dir(target.dir)
         copies = [(files.checkpoint, target.checkpoint), (layout.env, target.env), (files.report_json, target.report)]
-        for source, copy in [*copies, (archive, target.archive)]:
+        for source, copy in copies:
             shutil.copyfile(source, copy)
+        content = archive.read_bytes()
+        target.archive.write_bytes(gzip.compress(content, 9, mtime=0))
         model = VerifiedModel(
             name=name,
             env_name=info.env_name,
             checkpoint_sha256=sha256_bytes(target.checkpoint.read_bytes()),
-            archive_sha256=sha256_bytes(target.archive.read_bytes()),
+            archive_sha256=sha256_bytes(content),
             run_id=info.run_id,
             round=row.round,
             licence=LICENCE,

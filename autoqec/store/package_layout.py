@@ -90,8 +90,8 @@ class ModelLayout:
 
     @property
     def archive(self) -> Path:
-        """`run.tar`: the archive of the closed run, with its secret."""
-        return self.dir / "run.tar"
+        """`run.tar.gz`: the archive of the closed run, with its secret, compressed."""
+        return self.dir / "run.tar.gz"
 
 
 PACKAGED_MODELS = PACKAGE_DIR / "data" / "models"

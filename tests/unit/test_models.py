@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import tarfile
@@ -25,7 +26,7 @@ from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
-from autoqec.models import load_models, model_env, model_path, model_report, verify_model
+from autoqec.models import load_models, model_env, model_path, model_report, unpack_archive, verify_model
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample, unpack
 from autoqec.qec.stats import error_mask
@@ -68,8 +69,8 @@ def test_every_model_is_the_one_that_its_report_verified(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_archive_of_every_model_holds_its_checkpoint_and_the_secret(name: str) -> None:
-    model, path = load_models()[name], PACKAGED_MODELS / name / "run.tar"
+def test_archive_of_every_model_holds_its_checkpoint_and_the_secret(name: str, tmp_path: Path) -> None:
+    model, path = load_models()[name], unpack_archive(name, tmp_path / "run.tar")
     assert sha256_bytes(path.read_bytes()) == model.archive_sha256
     with tarfile.open(path) as archive:
         members = {member.name: member for member in archive.getmembers() if member.isfile()}
@@ -80,8 +81,20 @@ def test_archive_of_every_model_holds_its_checkpoint_and_the_secret(name: str) -
 
 
 def test_verification_of_changed_files_is_refused(copied: Path) -> None:
-    archive = copied / NAME / "run.tar"
-    archive.write_bytes(archive.read_bytes() + b"x")
+    archive = copied / NAME / "run.tar.gz"
+    content = archive.read_bytes()
+    other = gzip.compress(gzip.decompress(content)[:-1] + b"x")
+    for changed in (content + b"x", content[:-1], content[:1000] + b"x" + content[1001:], other, b"", b"x"):
+        archive.write_bytes(changed)
+        with pytest.raises(ContractError, match="is not the file that was verified"):
+            verify_model(NAME, ignore, copied)
+    archive.unlink()
+    with pytest.raises(ContractError, match="is missing"):
+        verify_model(NAME, ignore, copied)
+
+
+def test_archive_that_grows_without_limit_is_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoqec.models.MAX_ARCHIVE_BYTES", 2**16)
     with pytest.raises(ContractError, match="is not the file that was verified"):
         verify_model(NAME, ignore, copied)
 

@@ -14,7 +14,7 @@ from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.board import BoardDecoder
 from autoqec.contracts.events import ignore
-from autoqec.models import load_models, model_layout
+from autoqec.models import load_models, unpack_archive
 from autoqec.orchestrator import archive_replay
 from autoqec.store.package_layout import PACKAGED_BOARD
 from tests.support.shown import check_error
@@ -176,7 +176,8 @@ def test_verified_round_is_measured_where_its_run_lies(
 ) -> None:
     model = load_models()["surface_d3_z"]
     monkeypatch.setattr(archive_replay, "_verify_rounds", lambda *_: iter(()))  # tested elsewhere
-    archive_replay.replay_archive(model_layout(model.name).archive, tmp_path / "restored", on_event=ignore)
+    archive = unpack_archive(model.name, tmp_path / "run.tar")
+    archive_replay.replay_archive(archive, tmp_path / "restored", on_event=ignore)
     monkeypatch.chdir(tmp_path / "restored")
     name = f"autoqec:{model.run_id}:{model.round}"
     for _ in range(2):
