@@ -67,9 +67,14 @@ def shown_reading(directory: Path, out: Output) -> Iterator[Reading]:
 
 
 def diagnose(recorded: RecordedShots, problem: Problem, out: Output, reading: Reading) -> list[BlockCheck]:
-    """Read all shots and print the diagnoses of each block."""
+    """Read all shots and print the diagnoses of each block; read predictions of other decoders if the shots fit.
+
+    Raises:
+        UsageError: A file is damaged, or disagrees with another in its shots.
+    """
     from autoqec.qec.recorded.check import check_blocks, describe_block
     from autoqec.qec.recorded.diagnosis import MIN_SHOTS
+    from autoqec.qec.recorded.predictions import check_predictions
 
     total = len(recorded.layout.blocks)
 
@@ -86,4 +91,7 @@ def diagnose(recorded: RecordedShots, problem: Problem, out: Output, reading: Re
         for diagnosis in check.diagnoses:
             out.say(f"  {'error' if diagnosis.error else 'note'} {diagnosis.name}: {diagnosis.message}")
             out.say(f"    likely cause: {diagnosis.cause}")
+    if not any(diagnosis.error for check in checks for diagnosis in check.diagnoses):
+        shots_of_blocks = [0 if check.counts is None else check.counts.shots for check in checks]
+        check_predictions(recorded, shots_of_blocks, reading=reading)
     return checks

@@ -30,6 +30,8 @@ CORRELATED = "mwpm_correlated"  # the reference: matching that uses correlations
 GRAPH_BACKENDS = ("mwpm", CORRELATED)
 SINTER_DECODER = re.compile(r"sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)", re.ASCII)
 ESTIMATED = {"mwpm_estimated": "mwpm", "mwpm_correlated_estimated": CORRELATED}  # name -> its decoder
+PREDICTED = "recorded:"  # before the name of another decoder whose predictions were recorded with the shots
+PREDICTED_DECODER = re.compile(rf"{PREDICTED}(?P<decoder>[\w.+:-]{{1,64}})", re.ASCII)
 BASELINES = (*GRAPH_BACKENDS, *ESTIMATED, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "tesseract", "relay_bp")
 
 
@@ -241,8 +243,8 @@ class EnvSpec(Contract):
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if name not in BASELINES and not SINTER_DECODER.fullmatch(name):
-                known = f"{', '.join(BASELINES)}, and sinter:<module>:<function>:<decoder>"
+            if name not in BASELINES and not SINTER_DECODER.fullmatch(name) and not PREDICTED_DECODER.fullmatch(name):
+                known = f"{', '.join(BASELINES)}, sinter:<module>:<function>:<decoder> and {PREDICTED}<decoder>"
                 raise ValueError(f"unknown baseline {name!r}; known: {known}")
         return names
 
@@ -256,6 +258,7 @@ class EnvSpec(Contract):
             raise ValueError("code kind `recorded_shots` requires backend `mwpm`: gains are measured against matching")
         if self.recorded is None and any(name in ESTIMATED for name in self.baselines):
             raise ValueError(f"{' and '.join(ESTIMATED)} require code kind `recorded_shots`")
+        self.require_predictions()
         if self.backend == "mwpm" and "mwpm" not in self.baselines:
             raise ValueError("the plain backend `mwpm` must be among the baselines")
         if self.constraints.max_time_ratio is not None and self.backend != "mwpm":
@@ -267,6 +270,18 @@ class EnvSpec(Contract):
         if self.backend == "mwpm" and self.bp.sector is not None:
             raise ValueError("`bp.sector` requires backend `bposd` or `bplsd`; matching determines its sector itself")
         return self
+
+    def require_predictions(self) -> None:
+        """Raise ValueError for predictions among the baselines that not every block of the recorded shots has."""
+        if self.predicted_by and self.recorded is None:
+            raise ValueError(f"baselines `{PREDICTED}<decoder>` require code kind `recorded_shots`")
+        if self.recorded is None or self.recorded.manifest is None:
+            return
+        known = self.recorded.manifest.layout.predicted_by
+        for name in self.predicted_by:
+            if name not in known:
+                listed = ", ".join(f"{PREDICTED}{decoder}" for decoder in known) or "none"
+                raise ValueError(f"baseline `{PREDICTED}{name}`: not every block has its predictions; known: {listed}")
 
     @model_validator(mode="after")
     def _generator_has_the_noise(self) -> EnvSpec:
@@ -285,6 +300,11 @@ class EnvSpec(Contract):
     def recorded(self) -> RecordedShotsCode | None:
         """The code source if the shots are recorded, else None: shots are sampled."""
         return self.code if isinstance(self.code, RecordedShotsCode) else None
+
+    @property
+    def predicted_by(self) -> tuple[str, ...]:
+        """Names of the decoders whose recorded predictions are baselines, without `recorded:`."""
+        return tuple(name.removeprefix(PREDICTED) for name in self.baselines if name.startswith(PREDICTED))
 
     @property
     def plain(self) -> str:

@@ -170,6 +170,16 @@ class Verification:
         return any(name in ESTIMATED for name in self.baselines)
 
     @property
+    def compared_with(self) -> str:
+        """What the gain is over: on recorded shots the strongest baseline, otherwise the inner decoder alone."""
+        return "strongest baseline" if self.on_sealed_shots else "baseline decoder"
+
+    @property
+    def kind_of_shots(self) -> str:
+        """Recorded shots are sealed, others are sampled fresh."""
+        return "sealed" if self.on_sealed_shots else "fresh"
+
+    @property
     def unbeaten(self) -> list[str]:
         """Baselines over which no gain was shown."""
         return [name for name, beats in self.baselines.items() if not beats]

@@ -62,6 +62,12 @@ class RecordedLayout(Contract):
             raise ValueError("a block of `measurements` alone needs a circuit as `model`")
         return self
 
+    @property
+    def predicted_by(self) -> tuple[str, ...]:
+        """Names of the other decoders whose predictions every block has."""
+        first = self.blocks[0].predictions
+        return tuple(name for name in first if all(name in block.predictions for block in self.blocks))
+
 
 MAX_SEGMENTS = 1 << 16  # of a file; their digests are kept in memory
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.env import PREDICTED, EnvSpec
 from autoqec.contracts.views import IdeatorView
 
 _RULES = """Answer with one JSON object of the given schema and nothing else.
@@ -106,7 +106,11 @@ def coder_prompt(*, code_may_change: bool, is_built: bool) -> str:
 
 def describe_baselines(names: Iterable[str]) -> str:
     """Return baselines by name and meaning."""
-    return ", ".join(f"{name} ({BASELINES.get(name, 'external decoder')})" for name in names)
+    return ", ".join(f"{name} ({BASELINES.get(name) or _describe_other(name)})" for name in names)
+
+
+def _describe_other(name: str) -> str:
+    return "predictions recorded with the shots" if name.startswith(PREDICTED) else "external decoder"
 
 
 def _facts(env: EnvSpec, inputs: str) -> list[str]:

@@ -139,21 +139,12 @@ def _gain(found: Verification) -> str:
     if found.relative_gain is not None:
         inside = _interval(found.relative_gain.low, found.relative_gain.high, 100)
         relative = f"{100 * found.relative_gain.value:.1f}% {inside}".strip()
-        text += f", {relative} fewer failures than the {_compared(found)}"
+        text += f", {relative} fewer failures than the {found.compared_with}"
     if found.shots:
-        text += f", on {found.shots} {_kind_of_shots(found)} shots"
+        text += f", on {found.shots} {found.kind_of_shots} shots"
     if found.simultaneous is not None:
         text += f" ({_interval(*found.simultaneous, 1)} for all attempts of the run together)"
     return text
-
-
-def _compared(found: Verification) -> str:
-    """Name what a gain is over: on recorded shots the strongest baseline, otherwise the inner decoder alone."""
-    return "strongest baseline" if found.on_sealed_shots else "baseline decoder"
-
-
-def _kind_of_shots(found: Verification) -> str:
-    return "sealed" if found.on_sealed_shots else "fresh"
 
 
 def _interval(low: float | None, high: float | None, scale: float) -> str:
@@ -194,7 +185,7 @@ def _meaning(row: HistoryRow, found: Verification | None) -> str:
         return "It was not nominated: the val shots gave no reason to."
     if found.verdict == "VERIFIED":
         unbeaten = ", ".join(map(markdown, found.unbeaten))
-        return f"The gain over the {_compared(found)} holds on {_kind_of_shots(found)} shots." + (
+        return f"The gain over the {found.compared_with} holds on {found.kind_of_shots} shots." + (
             f" No gain over {unbeaten} was shown." if unbeaten else ""
         )
     if found.verdict == "INCONCLUSIVE" and found.gain is not None and (found.gain.low or 0.0) > 0:

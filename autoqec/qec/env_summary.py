@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.env import PREDICTED, EnvSpec
 from autoqec.contracts.verdict import Rate
 from autoqec.errors import UsageError
 from autoqec.qec import backends, external_decoders
@@ -54,6 +54,8 @@ def summarize_env(env: EnvSpec, shots: int) -> EnvSummary:
     sampled = sample(problem, shots, seed)
     rates = {}
     for name in dict.fromkeys((env.plain, *env.baselines)):
+        if name.startswith(PREDICTED):
+            continue  # there are no predictions of sampled shots
         predictions = backends.make_baseline(name, problem).decode(sampled.detection_events)
         errors = int(error_mask(predictions, sampled.observables).sum())
         rates[name] = rate(errors, shots, rounds=problem.rounds)

@@ -100,13 +100,15 @@ def search_progress(runs: Sequence[RunReport]) -> Figure | None:
     for index, run in enumerate(runs):
         colour = COLOURS[SERIES[index % len(SERIES)]]
         # With several runs the legend names the runs; circles and discs mean the same in all of them.
-        _plot_progress(axes, run, colour, (run.id, None) if len(runs) > 1 else ("validation", "fresh shots"))
+        names = ("validation", f"{run.kind_of_shots} shots")
+        _plot_progress(axes, run, colour, (run.id, None) if len(runs) > 1 else names)
     axes.axhline(0, color=COLOURS["soft"], linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     first, last = axes.get_xlim()
     axes.set_xlim(min(first, round(first) - 0.5), max(last, round(last) + 0.5))  # whole numbers even for one round
     axes.set_xlabel("round")
-    axes.set_ylabel("fewer failures than baseline decoder, %")
+    sealed = any(run.on_sealed_shots for run in runs)
+    axes.set_ylabel("fewer failures than baseline" + (", %" if sealed else " decoder, %"))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2, handletextpad=0.2, columnspacing=1)
     return figure
 

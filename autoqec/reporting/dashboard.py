@@ -35,7 +35,8 @@ class Dashboard:
         self.compute_s = sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in self.finished)
         self.round_s = (self.compute_s + sum(map(self._verifier_seconds, self.finished))) / max(1, len(self.finished))
         self._front = front_table(self.run) if self.run.front else None  # built here, because it reads reports
-        self._rounds = last_rounds(self.finished[-SHOWN_ROUNDS:]) if self.finished else None
+        shown, sealed = self.finished[-SHOWN_ROUNDS:], self.run.on_sealed_shots
+        self._rounds = last_rounds(shown, sealed=sealed) if self.finished else None
         self._last_end = self._end_of(self.finished[-1]) if self.finished else 0.0
 
     def _end_of(self, row: HistoryRow) -> float:

@@ -95,7 +95,8 @@ def claim(run: RunReport) -> str:
         return report.claim
     if best is not None:
         gain = f"{percent(best.row.relative_holdout)} {_interval(best.row)}".strip()
-        return f"Round {best.row.round} is verified: {gain} fewer failures than the baseline decoder on fresh shots."
+        compared = f"the {run.compared_with} on {run.kind_of_shots} shots"
+        return f"Round {best.row.round} is verified: {gain} fewer failures than {compared}."
     if not run.rounds:
         return "No round has finished yet."
     tested = sum(entry.row.verify_verdict is not None for entry in run.rounds)

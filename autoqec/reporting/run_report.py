@@ -177,6 +177,21 @@ class RunReport:
             return None
 
     @cached_property
+    def on_sealed_shots(self) -> bool:
+        """Whether rounds are verified on sealed blocks of recorded shots."""
+        return self.env is not None and self.env.recorded is not None
+
+    @property
+    def compared_with(self) -> str:
+        """What the gains of verifications are over: on recorded shots the strongest baseline."""
+        return "strongest baseline" if self.on_sealed_shots else "baseline decoder"
+
+    @property
+    def kind_of_shots(self) -> str:
+        """Shots of verifications: sealed ones if they are recorded, else fresh ones."""
+        return "sealed" if self.on_sealed_shots else "fresh"
+
+    @cached_property
     def env_text(self) -> str:
         """The run's env as YAML; empty if it cannot be read."""
         return dump_config(self.env.dump()) if self.env else ""

@@ -33,7 +33,7 @@ def parts(run: RunReport) -> Iterator[RenderableType]:
     rows = run.latest_rows
     yield Text(f"{run_title(run)} · {pluralize(len(rows), 'round')}, {run.n_verified} verified", style="bold")
     if rows:
-        yield rounds_table(rows[-MAX_ROUND_ROWS:], total=len(rows))
+        yield rounds_table(rows[-MAX_ROUND_ROWS:], total=len(rows), sealed=run.on_sealed_shots)
         if any(row.has_legacy_verdict for row in rows):
             yield Text(LEGACY_VERDICT_NOTE, style="dim")
     else:
@@ -79,15 +79,22 @@ def run_title(run: RunReport) -> str:
     return f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile}{scale} · seed {info.seed}"
 
 
-def rounds_table(rows: Sequence[HistoryRow], *, total: int = 0) -> Table:
-    """Format rounds as a table; total: number of rounds of the run, of which `rows` are the last."""
+def rounds_table(rows: Sequence[HistoryRow], *, total: int = 0, sealed: bool = False) -> Table:
+    """Format rounds as a table.
+
+    Args:
+        rows: The rounds.
+        total: Number of rounds of the run, of which `rows` are the last.
+        sealed: They are verified on sealed blocks of recorded shots.
+    """
     table = Table(title="Rounds", title_justify="left")
     table.add_column("#", justify="right")
     table.add_column("hypothesis", overflow="fold", min_width=10)
     for name in ("val Δ, errors", "params", "FLOPs"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("outcome", no_wrap=True)
-    table.add_column("fewer failures\nthan baseline,\nfresh shots", justify="right", overflow="fold")
+    compared = "strongest baseline,\nsealed shots" if sealed else "baseline,\nfresh shots"
+    table.add_column(f"fewer failures\nthan {compared}", justify="right", overflow="fold")
     for row in rows:
         table.add_row(
             str(row.round),
@@ -103,14 +110,20 @@ def rounds_table(rows: Sequence[HistoryRow], *, total: int = 0) -> Table:
     return table
 
 
-def last_rounds(rows: Sequence[HistoryRow]) -> Table:
-    """Format rounds for a live screen: one or two lines each; failed rounds show the reason."""
-    table = Table(title="Last rounds: fewer failures than the baseline decoder, 95% intervals", title_justify="left")
+def last_rounds(rows: Sequence[HistoryRow], *, sealed: bool = False) -> Table:
+    """Format rounds for a live screen: one or two lines each; failed rounds show the reason.
+
+    Args:
+        rows: The rounds.
+        sealed: They are verified on sealed blocks of recorded shots, against the strongest baseline.
+    """
+    compared = "the baseline decoder" + ", on sealed shots than the strongest baseline" * sealed
+    table = Table(title=f"Last rounds: fewer failures than {compared}, 95% intervals", title_justify="left")
     table.add_column("#", justify="right")
     table.add_column("hypothesis, or reason of failure", overflow="fold", min_width=16)
     table.add_column("validation", justify="right", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
-    table.add_column("fresh shots", justify="right", no_wrap=True)
+    table.add_column("sealed shots" if sealed else "fresh shots", justify="right", no_wrap=True)
     for row in rows:
         val = validation_effect(row)
         val_gain = _gain_cell(val.relative, val.relative_low, val.relative_high, val.counts.shots) if val else "–"
@@ -183,9 +196,10 @@ def _validation_cell(row: HistoryRow) -> Text:
 
 def front_table(run: RunReport) -> Table:
     """Format the front with gains on fresh shots, and error counts if the report can be read."""
-    table = Table(title="Verified front (fresh shots, 95% intervals; best first)", title_justify="left")
+    table = Table(title=f"Verified front ({run.kind_of_shots} shots, 95% intervals; best first)", title_justify="left")
     sizes = ("params", "FLOPs per shot")
-    for name in ("#", "Δ_LER per shot", "fewer failures than baseline", "errors", "beats", *sizes, "branch"):
+    compared = "fewer failures than " + ("strongest baseline" if run.on_sealed_shots else "baseline")
+    for name in ("#", "Δ_LER per shot", compared, "errors", "beats", *sizes, "branch"):
         table.add_column(name, overflow="fold")
     for entry in run.front[:MAX_FRONT_ROWS]:
         row, pareto = entry.row, run.state.verified[entry.key]

@@ -238,7 +238,13 @@ def env_from_data(data: Any, *, location: str, directory: Path, hint: str | None
     if isinstance(env.code, FILE_CODES) and env.code.text is None:
         hint = hint or f"correct `code.path` in {location} (relative to that file)"
         if isinstance(env.code, RecordedShotsCode):
-            return env.model_copy(update={"code": _with_manifest(env.code, directory, hint)})
+            env = env.model_copy(update={"code": _with_manifest(env.code, directory, hint)})
+            try:
+                env.require_predictions()
+            except ValueError as error:
+                hint = "correct `baselines`, or write the env again with `autoqec add-env --recorded --force`"
+                raise UsageError(str(error), location=location, hint=hint) from error
+            return env
         content = read_text(directory / env.code.path, what="code file", hint=hint)
         env = env.model_copy(update={"code": env.code.model_copy(update={"text": content})})
     return env

@@ -8,7 +8,7 @@ import numpy as np
 import pymatching
 from numpy.typing import NDArray
 
-from autoqec.contracts.env import CORRELATED, ESTIMATED
+from autoqec.contracts.env import CORRELATED, ESTIMATED, PREDICTED
 from autoqec.contracts.verdict import REPORT_VERSION, BaselineResult, PairedEffect, ReportVersion
 from autoqec.qec import backends
 from autoqec.qec.graph import MatchingGraph
@@ -29,7 +29,10 @@ class Baselines:
     that a decoder from a public library does better; on recorded shots, so is matching with the estimated model.
     Version 1 of the rules measured the env's baselines alone.
 
+    Predictions that were recorded with the shots are not decoded here: `RecordedSession` reads them.
+
     Attributes:
+        names: The baselines, recorded predictions included.
         cpu_s: CPU time that each baseline spent on decoding so far, by name.
     """
 
@@ -40,10 +43,11 @@ class Baselines:
             always += tuple(ESTIMATED)
         self.names = tuple(dict.fromkeys((problem.env.plain, *problem.env.baselines, *always)))
         self.cpu_s = dict.fromkeys(self.names, 0.0)
-        self._decoders = {name: backends.make_baseline(name, problem) for name in self.names}
+        decoded = (name for name in self.names if not name.startswith(PREDICTED))
+        self._decoders = {name: backends.make_baseline(name, problem) for name in decoded}
 
     def error_mask(self, shots: Shots) -> dict[str, NDArray[np.bool_]]:
-        """Return the shots that each baseline decodes wrongly, bool [n] by name."""
+        """Return the shots that each baseline decodes wrongly, bool [n] by name; recorded predictions are left out."""
         masks = {}
         for name, decoder in self._decoders.items():
             predictions, cpu_s = cpu_timed(decoder.decode, shots.detection_events)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as distributions
 
-from autoqec.contracts.env import SEED_SPACE, EnvSpec
+from autoqec.contracts.env import PREDICTED, SEED_SPACE, EnvSpec
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import REPORT_VERSION, Cost, Guard, PairedCounts, PairedEffect, ReportVersion
 from autoqec.qec.problem import Problem
@@ -310,12 +310,16 @@ def claimed_gain(claimed: RoundMetrics | None, effect: PairedEffect | None) -> G
 
 
 def own_predictions(effects: Mapping[str, PairedEffect], plain: str) -> Guard:
-    """Check that the candidate's errors are not those of another baseline: it would be that baseline in disguise."""
+    """Check that the candidate's errors are not those of another baseline: it would be that baseline in disguise.
+
+    Recorded predictions are left out: a candidate cannot read them, and they may be those of the inner decoder.
+    """
     equal = [
         f"predictions equal baseline {name}: {counts.errors_candidate} errors, {counts.fixed + counts.broken} of "
         f"{counts.shots} shots differ"
         for name, effect in effects.items()
         if name != plain
+        and not name.startswith(PREDICTED)
         and (counts := effect.counts).errors_reference >= ENOUGH_ERRORS
         and counts.fixed + counts.broken <= SAME_ERRORS * counts.errors_reference
     ]

@@ -2,9 +2,11 @@
 
 The candidate at position t of the run's stream is tested on the t-th part of the sealed blocks, once: no later
 candidate depends on the shots that it will be tested on. Per block the candidate is paired with every baseline on the
-same shots (`qec.recorded.block_test`). The null hypothesis "not better than some baseline by the minimum gain" is
-rejected if each baseline's e-value reaches the level of e-LOND, so the smallest e-value is the evidence. The report's
-effect is against the strongest baseline, the one with the fewest errors on these blocks.
+same shots (`qec.recorded.block_test`). Predictions of other decoders that the env names as `recorded:NAME` are read
+from their files, which no sandbox can reach, and are baselines like the others. The null hypothesis "not better than
+some baseline by the minimum gain" is rejected if each baseline's e-value reaches the level of e-LOND, so the smallest
+e-value is the evidence. The report's effect is against the strongest baseline, the one with the fewest errors on these
+blocks.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.block_test import BlockCounts
 from autoqec.qec.recorded.env import open_checked
+from autoqec.qec.recorded.predictions import PredictedSpan
 from autoqec.qec.recorded.progress import SILENT, Reading, as_events
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import Span, Split, read_span
@@ -119,15 +122,19 @@ class RecordedSession(VerificationSession):
         self.split = Split.of(code)
         self.span = self.split.part(request.attempt_index)
         self.counts: dict[str, BlockCounts] = {}
+        self._predicted: PredictedSpan | None = None
         if self.span is not None:
             reading = Reading(as_events(on_event))
+            # A verdict relies on no saved hash: every file is hashed from its start.
+            opened = open_checked(self.env, _directory(request.round.dir), reading=reading)
+            others = self.env.predicted_by
+            self._predicted = PredictedSpan(opened, code.manifest.shots, self.span, others, reading)
             self.shot_stream = SealedStream(
                 request.secret,
                 frozen.sha256,
                 self.env.seed_policy.holdout,
                 request.shot_cache,
-                # A verdict relies on no saved hash: every file is hashed from its start.
-                recorded=open_checked(self.env, _directory(request.round.dir), reading=reading),
+                recorded=opened,
                 counts=code.manifest.shots,
                 span=self.span,
                 block_shots=code.block_shots,
@@ -158,7 +165,7 @@ class RecordedSession(VerificationSession):
 
     def _measure(self, evaluation: CandidateEvaluation) -> None:
         """Test on the blocks, then run the canary, on sampled shots."""
-        assert self.span is not None
+        assert self.span is not None and self._predicted is not None
         evidence, shots = self.evidence, self.span[1] - self.span[0]
         self.counts = {name: BlockCounts() for name in self.baselines.names}
         block = _BlockErrors(self.counts, self.code.block_shots)
@@ -166,7 +173,8 @@ class RecordedSession(VerificationSession):
         with closing(evaluation.answers(evaluation.decoder, self.problem, SEALED, shots)) as answers:
             for answer in answers:
                 candidate_errors, predictions = evaluation.score_answer(evaluation.decoder, answer)
-                block.add(self.baselines.error_mask(answer.shots), candidate_errors)
+                predicted = self._predicted.wrong_shots(answer.shots.observables)
+                block.add(self.baselines.error_mask(answer.shots) | predicted, candidate_errors)
                 counts = self.counts[self.env.plain].totals()
                 phase = "measuring the gain"
                 self.on_event(EffectProgress(round=self.round, phase=phase, **counts.dump(), budget=shots))

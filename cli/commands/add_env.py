@@ -138,8 +138,10 @@ def _write_recorded(
     """Check recorded shots; write the env with its manifest and estimated model, or none of them."""
     from autoqec.cli.recorded_shots import diagnose, open_recorded, shown_reading
     from autoqec.qec.recorded.env import manifest_path_of, require_fit, write_models
+    from autoqec.qec.recorded.predictions import baseline_names
 
     recorded, problem, _ = open_recorded(directory)
+    predicted = baseline_names(recorded)
     existed = path.exists()
     with shown_reading(directory, out) as reading:
         checks = diagnose(recorded, problem, out, reading)
@@ -149,7 +151,7 @@ def _write_recorded(
         try:
             code = write_models(recorded, problem, counts, path, *division, reading)
             spec["code"] = code.model_dump(exclude_none=True, exclude={"manifest", "text", "estimated"})
-            _write(spec, given_options, path, shots, out)
+            _write(spec, given_options, path, shots, out, predicted)
         except BaseException:
             if not existed:
                 for written in (manifest_path_of(path), path.with_name(f"{path.stem}.estimated.dem")):
@@ -157,9 +159,18 @@ def _write_recorded(
             raise
     out.say(f"{manifest_path_of(path)}: hashes of {pluralize(len(recorded.names), 'file')} of recorded shots")
     out.say(f"{path.stem}.estimated.dem: model estimated from the training shots")
+    if named := [name for name in predicted if name in spec["baselines"]]:
+        out.say(f"predictions among the baselines, which a verified gain must beat: {', '.join(named)}")
 
 
-def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shots: int | None, out: Output) -> None:
+def _write(
+    spec: dict[str, Any],
+    given_options: dict[str, Any],
+    path: Path,
+    shots: int | None,
+    out: Output,
+    predicted: tuple[str, ...] = (),
+) -> None:
     from autoqec.contracts.env import ESTIMATED, GRAPH_BACKENDS
     from autoqec.qec.env_summary import suggest_backend, summarize_env
     from autoqec.store import atomic
@@ -174,7 +185,7 @@ def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shot
         )
     spec |= {"backend": backend, "baselines": split_list(given_options["baselines"]) or default_baselines(backend)}
     if spec["code"]["kind"] == "recorded_shots" and backend == "mwpm" and given_options["baselines"] is None:
-        spec["baselines"] = [*GRAPH_BACKENDS, *ESTIMATED]
+        spec["baselines"] = [*GRAPH_BACKENDS, *ESTIMATED, *predicted]
     env = env_from_data(spec, location=location, directory=path.parent, hint=HELP)
     env_summary = summarize_env(env, shots or (SHOTS if backend == "mwpm" else SLOW_SHOTS))
     atomic.write_text(path, dump_config(spec))

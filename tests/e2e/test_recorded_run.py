@@ -26,7 +26,7 @@ from autoqec.store.recorded_layout import recorded_location, visible_shots
 from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
 from tests.support.envs import problem
-from tests.support.recorded import recorded_env
+from tests.support.recorded import recorded_env, write_predictions, write_recorded_env
 
 
 @pytest.fixture
@@ -67,6 +67,31 @@ def test_a_run_ends_in_a_verdict_on_sealed_blocks(workspace: Path, capsys: pytes
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     read = [event["what"] for event in shown if event.get("event") == "shots_read" and event["done"] == event["total"]]
     assert read.count("hashing events1.b8") == 2  # before the directory is noted, and by the verifier
+
+
+@pytest.mark.parametrize(("wrong_every", "name"), [(1000, "better"), (3, "worse")])
+def test_a_run_compares_its_rounds_with_recorded_predictions(workspace: Path, wrong_every: int, name: str) -> None:
+    device = workspace.parent / "device"
+    write_predictions(device / "data", name, wrong_every)
+    env_file = write_recorded_env(device, others=(f"recorded:{name}",))
+    with start_run(env_file, workspace, "smoke", 1) as run:
+        run_rounds(run, 1)
+        layout = run.layout
+    place, repo = layout.round(1), Repo.discover(workspace)
+    if not place.report_json.exists():
+        verify_round.verify_or_replay(layout, repo, 1, print)
+    report = read_contract(place.report_json, VerifyReport)
+    assert report is not None and report.effect is not None and report.recorded is not None
+    others = {baseline.name: baseline for baseline in report.panel}
+    assert others[f"recorded:{name}"].beats is (name == "worse")
+    assert (report.effect.reference == "recorded:better") is (name == "better")
+    assert report.verdict != "VERIFIED" or name == "worse"
+    assert verify_round.replay(layout, repo, 1, print).agrees
+    predictions = device / "data" / f"{name}1.b8"
+    predictions.write_bytes(bytes(predictions.stat().st_size))
+    with pytest.raises(UsageError, match="is not the file of the manifest") as changed:
+        verify_round.replay(layout, repo, 1, print)
+    assert changed.value.location == str(predictions)
 
 
 def check_replay_elsewhere(archive: Path, data: Path, elsewhere: Path) -> Path:

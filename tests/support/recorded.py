@@ -105,17 +105,29 @@ def recorded_env(directory: Path, shots: int = 3500, block_shots: int = 100, dev
     return write_recorded_env(directory, block_shots)
 
 
-def write_recorded_env(directory: Path, block_shots: int = 100, **changes: Any) -> Path:
-    """Write an env of the shots in `directory / "data"`; return the env file."""
+def write_recorded_env(directory: Path, block_shots: int = 100, others: tuple[str, ...] = (), **changes: Any) -> Path:
+    """Write an env of the shots in `directory / "data"`, with other baselines too; return the env file."""
     recorded = RecordedShots.open(directory / "data")
     counts = tuple(sum(len(part) for part in recorded.chunks(block)) for block in recorded.layout.blocks)
     env_file = directory / "env.yaml"
     code = write_models(recorded, problem(3), counts, env_file, block_shots, 2)
     contents = {"manifest", "text", "estimated"}
     spec = {"name": "device", "code": {**code.model_dump(exclude=contents), **changes}, "noise": {"model": "from_file"}}
-    spec |= {"seed_policy": SEED_BANDS, "baselines": ["mwpm", "mwpm_correlated", *ESTIMATED]}
+    spec |= {"seed_policy": SEED_BANDS, "baselines": ["mwpm", "mwpm_correlated", *ESTIMATED, *others]}
     env_file.write_text(dump_config(spec), encoding="utf-8")
     return env_file
+
+
+def write_predictions(directory: Path, name: str, wrong_every: int) -> None:
+    """Write predictions that are wrong at every n-th shot, and name them in every block of `recorded.yaml`."""
+    layout = yaml.safe_load((directory / "recorded.yaml").read_text(encoding="utf-8"))
+    for index, block in enumerate(layout["blocks"]):
+        path = directory / block["observables"]
+        flips = stim.read_shot_data_file(path=path, format="01", num_observables=1)
+        flips[::wrong_every] ^= True
+        block["predictions"] = block.get("predictions", {}) | {name: f"{name}{index}.b8"}
+        write_shots(directory / f"{name}{index}.b8", flips, "observables")
+    (directory / "recorded.yaml").write_text(yaml.safe_dump(layout), encoding="utf-8")
 
 
 def provided(env_file: Path, round_dir: Path) -> EnvSpec:

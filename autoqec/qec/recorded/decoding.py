@@ -39,9 +39,9 @@ def wrong_shots(
         UsageError: A file is not readable, or predictions have another number of shots.
     """
     blocks, to_skip = recorded.layout.blocks, skip
-    others = [name for name in blocks[0].predictions if all(name in block.predictions for block in blocks)]
+    others = [name for name in recorded.layout.predicted_by if name not in decoders]
     for block in blocks:
-        for shots, predicted in _with_predictions(recorded, block, [name for name in others if name not in decoders]):
+        for shots, predicted in _with_predictions(recorded, block, others):
             start, skip = min(skip, len(shots)), max(skip - len(shots), 0)
             if start == len(shots):
                 reading.report(SKIPPING, to_skip - skip, to_skip)

@@ -14,6 +14,7 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.recorded.check import BlockCheck, check_blocks
 from autoqec.qec.recorded.estimation import estimate_recorded
 from autoqec.qec.recorded.layout import check_files
+from autoqec.qec.recorded.predictions import check_predictions
 from autoqec.qec.recorded.progress import SILENT, Reading, hash_file
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import Split
@@ -158,6 +159,8 @@ def preflight(env: EnvSpec, directory: Path, reading: Reading = SILENT) -> Recor
     if found != expected:
         message = f"the visible blocks hold {found} shots, the manifest counts {expected}"
         raise UsageError(message, location=str(directory), hint=_again(code.path))
+    # Predictions of sealed shots are counted, not scored. Those that are no baseline may be damaged, as in older envs.
+    check_predictions(recorded, code.manifest.shots, env.predicted_by, reading)
     return recorded
 
 

@@ -15,7 +15,7 @@ from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.recorded import RecordedManifest
 from autoqec.qec.backends import make_backend
-from autoqec.qec.recorded import check, decoding, progress, shots
+from autoqec.qec.recorded import check, decoding, estimation, progress, shots
 from autoqec.qec.recorded.estimation import with_probabilities
 from autoqec.qec.sampling import sample
 from autoqec.reporting import terminal
@@ -125,6 +125,33 @@ def test_predictions_of_others_are_scored(here: Path, capsys: pytest.CaptureFixt
     assert run_cli(group, ["check-data", "data", "--json"]) == 0
     errors = json.loads(capsys.readouterr().out)["errors"]
     assert errors["constant"] > errors["mwpm"] > 0
+
+
+def test_predictions_of_others_become_baselines_of_an_env(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    google_directory(here / "data")
+    assert run_cli(group, ["add-env", "mine", "--recorded", "data", "--shots", "200"]) == 0
+    assert "which a verified gain must beat: recorded:constant" in capsys.readouterr().out
+    env, _ = load_env(here / "mine.yaml")
+    assert env.predicted_by == ("constant",) and env.recorded is not None and env.recorded.manifest is not None
+    assert "obs_flips_predicted_by_constant.01" in {file.path for file in env.recorded.manifest.files}
+    chosen = ["add-env", "chosen", "--recorded", "data", "--shots", "200", "--baselines", "mwpm"]
+    assert run_cli(group, chosen) == 0
+    assert load_env(here / "chosen.yaml")[0].baselines == ("mwpm",)
+
+
+@pytest.mark.parametrize("command", [["check-data", "data"], ["add-env", "mine", "--recorded", "data"]])
+def test_predictions_of_other_shots_are_refused_before_anything_is_estimated(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    path = google_directory(here / "data") / "obs_flips_predicted_by_constant.01"
+    path.write_bytes(path.read_bytes()[:-20])
+    monkeypatch.setattr(estimation, "estimate_recorded", lambda *given, **more: pytest.fail("estimated"))
+    capsys.readouterr()
+    assert run_cli(group, [*command, "-q"]) == 2
+    shown = capsys.readouterr().err
+    check_error(shown, "obs_flips_predicted_by_constant.01", hint=True)
+    assert "holds 3990 predictions of constant, but its block has 4000 shots" in shown
+    assert not list(here.glob("mine*"))
 
 
 def test_estimated_model_decodes_a_device_better_than_the_model_given(

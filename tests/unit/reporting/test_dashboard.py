@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
-from autoqec.reporting import run_report, summary
+from autoqec.reporting import html, run_report, summary
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.live_status import LiveStatusWriter, SessionLimits
+from autoqec.store.files import load_env
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from tests.support import runs
+from tests.support.recorded import recorded_env
 
 NOW = 2_000_000_000.0
 # Of the five rounds of `make_run` each trained for 60 s; 1, 3 and 5 were verified in 12 s.
@@ -127,3 +130,27 @@ def test_pace_is_taken_from_the_recorded_end_and_not_from_the_file(tmp_path: Pat
     layout = runs.make_run(tmp_path / "workspace", 1, artifacts=False, change=timed)
     os.utime(layout.history, (0, 0))
     assert Dashboard(layout)._last_end == run_report.load(layout).rows[0].finished_at.timestamp()  # type: ignore[union-attr]
+
+
+def test_tables_of_recorded_shots_name_the_strongest_baseline_and_sealed_shots(
+    layout: RunLayout, tmp_path: Path
+) -> None:
+    assert "fresh shots" in tables(layout) and "sealed" not in tables(layout)
+    layout.env.write_text(load_env(recorded_env(tmp_path / "device"))[1], encoding="utf-8")
+    text = tables(layout)
+    assert "strongest baseline,\nsealed shots" in text and "on sealed shots than the strongest baseline" in text
+    assert "Verified front (sealed shots" in text and "fresh" not in text
+    page = html.page(run_report.load_pages([layout]))
+    assert "fewer failures than strongest baseline, sealed shots" in page and "Sealed shots, round" in page
+    assert (
+        ": fewer failures than strongest baseline</dt>" in page and "Measured on the sealed shots of the test" in page
+    )
+    assert "fewer failures than baseline decoder" not in page and "Fresh shots, round" not in page
+
+
+def tables(layout: RunLayout) -> str:
+    """Return titles and headers of the tables of a run, unwrapped."""
+    run = run_report.load(layout)
+    found = [part for part in summary.parts(run) if isinstance(part, Table)]
+    found.append(summary.last_rounds(run.finished_rows, sealed=run.on_sealed_shots))
+    return "\n".join(text for table in found for text in (str(table.title), *(str(c.header) for c in table.columns)))

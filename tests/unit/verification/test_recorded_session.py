@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import Event, ShotsRead
 from autoqec.contracts.job import VerificationOrder
-from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.verdict import PairedCounts, VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
@@ -25,9 +25,10 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.recorded import shots as shots_module
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.sampling import LabelledSampler, Shots
+from autoqec.qec.stats import paired_effect
 from autoqec.store.layout import hidden_from_branch_code
-from autoqec.store.recorded_layout import recorded_location
-from autoqec.verification import job, report, verifier
+from autoqec.store.recorded_layout import recorded_location, visible_shots
+from autoqec.verification import guards, job, report, verifier
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateFailure
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
@@ -36,7 +37,14 @@ from autoqec.verification.recorded_session import SealedStream
 from autoqec.verification.request import PART_SHOTS, VerifyRequest
 from autoqec.verification.shot_stream import SEALED
 from tests.support.envs import problem
-from tests.support.recorded import note_chunks, plain_directory, provided, write_recorded_env, write_shots
+from tests.support.recorded import (
+    note_chunks,
+    plain_directory,
+    provided,
+    write_predictions,
+    write_recorded_env,
+    write_shots,
+)
 from tests.support.verification import CONFIG, SECRET, profile, request
 
 FLAGGED = 0.15  # share of shots with errors that no model of independent errors describes
@@ -142,6 +150,82 @@ def test_gain_over_the_best_baseline_is_verified_and_replayed(recorded: tuple[En
     assert replayed.source == "14 sealed blocks read again from the recorded files"
     text = report.render(found)
     assert "42 to 55" in text and "| mwpm_correlated_estimated |" in text
+
+
+@pytest.fixture(scope="module")
+def with_predictions(
+    recorded: tuple[EnvSpec, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[dict[str, int]], tuple[EnvSpec, Path]]:
+    """Return a function that adds predictions, wrong at every n-th shot by name, to a copy of the device's shots."""
+
+    def add(wrong_every: dict[str, int]) -> tuple[EnvSpec, Path]:
+        directory = tmp_path_factory.mktemp("predicted")
+        shutil.copytree(recorded[1].parent.parent.parent / "data", directory / "data")
+        for name, every in wrong_every.items():
+            write_predictions(directory / "data", name, every)
+        env_file = write_recorded_env(directory, others=tuple(f"recorded:{name}" for name in wrong_every))
+        run = directory / "workspace" / "runs" / "20250101-000000"
+        return provided(env_file, run / "round_1"), run
+
+    return add
+
+
+WithPredictions = Callable[[dict[str, int]], tuple[EnvSpec, Path]]
+
+
+def test_better_predictions_of_others_prevent_a_verified_gain(
+    with_predictions: WithPredictions, recorded: tuple[EnvSpec, Path], weights: Path
+) -> None:
+    before = verifier.run_verification(build(recorded, weights))
+    asked = build(with_predictions({"better": 700, "worse": 3}), weights)
+    found = verifier.run_verification(asked)
+    assert before.verdict == "VERIFIED" and found.verdict == "INCONCLUSIVE"
+    assert found.recorded is not None and before.recorded is not None and found.test is not None
+    ours = {name: value for name, value in found.recorded.e_values.items() if not name.startswith("recorded:")}
+    assert ours == before.recorded.e_values and found.panel[:4] == before.panel
+    panel = {baseline.name: baseline for baseline in found.panel}
+    assert panel["recorded:better"].rate.errors == 2 and not panel["recorded:better"].beats  # shots 4200 to 5599
+    assert panel["recorded:worse"].rate.errors == 466 and panel["recorded:worse"].beats
+    assert found.test.e_value == found.recorded.e_values["recorded:better"] < 1.01
+    assert found.effect is not None and found.effect.reference == "recorded:better"
+    assert "recorded:better" in found.claim and "recorded:better" in report.render(found)
+    assert verifier.replay(found, asked).agrees
+
+
+def test_worse_predictions_of_others_change_no_verdict(
+    with_predictions: WithPredictions, recorded: tuple[EnvSpec, Path], weights: Path
+) -> None:
+    before = verifier.run_verification(build(recorded, weights))
+    found = verifier.run_verification(build(with_predictions({"worse": 3}), weights))
+    assert found.verdict == before.verdict == "VERIFIED" and found.effect == before.effect
+    assert found.panel[-1].name == "recorded:worse" and found.test == before.test
+    assert found.chunk_digests == before.chunk_digests
+
+
+def test_predictions_that_changed_are_not_compared(with_predictions: WithPredictions, weights: Path) -> None:
+    shots = with_predictions({"other": 3})
+    path = Path(recorded_location(shots[1] / "round_1").read_text().strip()) / "other1.b8"
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    with pytest.raises(UsageError, match="is not the file of the manifest") as changed:
+        verifier.run_verification(build(shots, weights))
+    assert changed.value.location == str(path)
+
+
+def test_predictions_are_out_of_reach_of_candidates_and_rounds(with_predictions: WithPredictions) -> None:
+    _, run = with_predictions({"other": 3})
+    data = Path(recorded_location(run / "round_1").read_text().strip())
+    assert (data / "other0.b8").is_file()
+    assert any(data.is_relative_to(hidden) for hidden in hidden_from_branch_code(run / "round_1"))
+    copies = [path.name for path in visible_shots(run / "round_1").rglob("*") if path.is_file()]
+    assert sorted(set(copies)) == ["detection_events.b8", "observables.b8"]
+
+
+def test_predictions_equal_to_the_candidate_trip_no_guard() -> None:
+    """A network that changes nothing equals predictions of the inner decoder; that is no gain, and no deception."""
+    counts = PairedCounts(shots=1000, errors_reference=100, errors_candidate=100, fixed=0, broken=0)
+    equal = paired_effect(counts, reference="x", p=None)
+    assert guards.own_predictions({"mwpm": equal, "recorded:other": equal}, "mwpm").passed
+    assert not guards.own_predictions({"mwpm": equal, "mwpm_correlated": equal}, "mwpm").passed
 
 
 def test_long_blocks_are_decoded_in_parts(
