@@ -17,9 +17,7 @@ class VerifiedModel(Contract):
     name: str = Field(pattern=NAME, description="name of the model")
     env_name: str = Field(description="env that it was trained and verified on")
     checkpoint_sha256: str = Field(pattern=SHA256, description="SHA-256 of checkpoint.pt, compared whenever it is used")
-    archive_sha256: str = Field(
-        pattern=SHA256, description="SHA-256 of run.tar before compression, the closed run"
-    )
+    archive_sha256: str = Field(pattern=SHA256, description="SHA-256 of run.tar before compression, the closed run")
     run_id: str = Field(description="the run")
     round: int = Field(ge=1, description="its round")
     licence: str = Field(description="licence of the weights")
