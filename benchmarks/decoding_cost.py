@@ -11,25 +11,12 @@ from collections.abc import Callable
 
 import torch
 
-from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.models import model_path
 from autoqec.qec import backends, sampling
-from autoqec.qec.problem import Problem
+from benchmarks.problems import surface
 
 REPEATS, SEED = 3, 2**33 + 5
-
-
-def surface(distance: int, rounds: int, p: float) -> Problem:
-    """Return the decoding problem of a rotated surface code, memory Z, with stim's noise parameters all equal to p."""
-    return Problem.from_env(
-        EnvSpec(
-            name=f"surface_d{distance}_r{rounds}",
-            code=StimGeneratorCode(task="surface_code:rotated_memory_z", distance=distance, rounds=rounds),
-            noise=CircuitDepolarizing(p=(p,), target_p=p),
-            seed_policy=SeedPolicy(train=(0, 9), val=(10, 19), holdout=(20, 29)),
-        )
-    )
 
 
 def least_us(works: dict[str, Callable[[], object]], shots: int) -> dict[str, float]:
@@ -45,7 +32,7 @@ def least_us(works: dict[str, Callable[[], object]], shots: int) -> dict[str, fl
 
 def main(model: str, distance: int, rounds: int, shots: int, p: float = 0.005) -> None:
     """Print the times of one circuit."""
-    problem = surface(distance, rounds, p)
+    problem = surface(distance, p, rounds)
     decoder = CheckpointDecoder.of_other_circuit(problem, model_path(model))
     events = sampling.sample(problem, shots, SEED).detection_events
     baselines = {name: backends.make_backend(name, problem).decode for name in ("mwpm", "mwpm_correlated")}
