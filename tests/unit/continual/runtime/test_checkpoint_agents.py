@@ -52,7 +52,9 @@ def test_trained_agent_proposes_in_a_live_run(checkpoint):
     answer = propose(
         view(row(1, {"type": "gnn", "gnn": {}}, 0.004), row(2, {"type": "gnn", "gnn": {}}, None, "train_error"))
     )
-    assert parse_dsl(answer.proposal) == parse_dsl({"type": "mlp", "mlp": {"depth": 2}})
+    assert parse_dsl(answer.proposal) == parse_dsl(
+        {"type": "mlp", "mlp": {"depth": 2}, "training": {"labels": "expected"}}
+    )
     prompt = lm.calls[0][1]
     assert prompt.count("F: ") == 5, "its memory is in the prompt"
     assert f"Design a neural predecoder for {surface(3, 0.01).name}" in prompt
