@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autoqec.ideators import bench
-from autoqec.ideators.bench import SimulatedRun, SimulationSettings
-from autoqec.ideators.bench_run import strategy
-from autoqec.ideators.bench_table import DEFAULT, Table
+from autoqec.ideators.bench import simulation
+from autoqec.ideators.bench.compare import strategy
+from autoqec.ideators.bench.simulation import SimulatedRun, SimulationSettings
+from autoqec.ideators.bench.table import DEFAULT, Table
 from benchmarks.table import Row, record
 
 SEEDS = 16
@@ -24,10 +24,10 @@ SLOTS = (8, 64)
 
 def rows_of(table: Table, name: str, slots: int, serial: list[SimulatedRun], runs: list[SimulatedRun]) -> Iterator[Row]:
     """Yield the regret of a search beyond that of the serial one, at equal rounds and at equal elapsed time."""
-    best = bench.max_hypervolume(table, SETTINGS.min_gain)
+    best = simulation.max_hypervolume(table, SETTINGS.min_gain)
     for rounds in (EARLY_ROUND, SETTINGS.rounds):
         volumes = [[run.hypervolume[rounds - 1] / best for run in group] for group in (serial, runs)]
-        gap, low, high = bench.paired_bootstrap(*volumes)
+        gap, low, high = simulation.paired_bootstrap(*volumes)
         regrets = [1 - statistics.mean(group) for group in volumes]
         yield Row(
             f"{name}, {slots} slots, {rounds} rounds: regret beyond the serial search",
@@ -40,7 +40,7 @@ def rows_of(table: Table, name: str, slots: int, serial: list[SimulatedRun], run
     volumes = [
         [run.hypervolume_at(end) / best for run, end in zip(group, ends, strict=True)] for group in (serial, runs)
     ]
-    gap, low, high = bench.paired_bootstrap(*volumes)
+    gap, low, high = simulation.paired_bootstrap(*volumes)
     shares = [sum(at <= end for at in run.elapsed) for run, end in zip(serial, ends, strict=True)]
     yield Row(
         f"{name}, {slots} slots: regret beyond the serial search at equal elapsed time",
@@ -55,7 +55,7 @@ def main() -> None:
     for name in STRATEGIES:
         runs = {
             slots: [
-                bench.simulate(strategy(name, table, settings), table, seed=seed, settings=settings)
+                simulation.simulate(strategy(name, table, settings), table, seed=seed, settings=settings)
                 for seed in range(SEEDS)
             ]
             for slots in (1, *SLOTS)

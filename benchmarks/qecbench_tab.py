@@ -34,7 +34,7 @@ from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import AutoqecError, RoundError
 from autoqec.ideators import space
-from autoqec.ideators.bench_table import DEFAULT, pack
+from autoqec.ideators.bench.table import DEFAULT, pack
 from autoqec.ideators.space import Config
 from autoqec.qec import backends, sampling, stats
 from autoqec.qec.problem import Problem

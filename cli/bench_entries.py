@@ -13,7 +13,7 @@ from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import scripted_policies as scripted_policies  # registers scripted:expert and scripted:novice
 from autoqec.ideators import tpe
-from autoqec.ideators.bench import FALLBACK
+from autoqec.ideators.bench.simulation import FALLBACK
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
 from autoqec.llm.errors import BudgetExceededError, LlmError
@@ -100,7 +100,7 @@ class BenchIdeators:
             assert self.checkpoint is not None  # by_name checked it
             role = checkpoint_agents.ideator(self.checkpoint, lm, without_memory=name == "memoryless")
         else:
-            from autoqec.ideators.llm_roles import LlmIdeator
+            from autoqec.ideators.llm.ideator import LlmIdeator
 
             role = LlmIdeator(lm)
 

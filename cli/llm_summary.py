@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from autoqec.cli.common import Output
-    from autoqec.ideators.llm_reader import FindingsTopic
+    from autoqec.ideators.llm.reader import FindingsTopic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,7 +38,7 @@ def summarize_findings(
     if model is None or not findings:
         return
     from autoqec.contracts.events import Event, LlmCalled
-    from autoqec.ideators.llm_reader import LlmReader
+    from autoqec.ideators.llm.reader import LlmReader
     from autoqec.llm.errors import LlmError
     from autoqec.reporting.text import plain
 

@@ -22,7 +22,7 @@ from autoqec.contracts.base import sha256_json
 from autoqec.contracts.events import Event, OnEvent, RoundMeasured, RoundRecorded, RunOpened
 from autoqec.contracts.profiles import ProfileName
 from autoqec.errors import RunInterruptedError, UsageError
-from autoqec.ideators.bench import SimulatedRun
+from autoqec.ideators.bench.simulation import SimulatedRun
 from autoqec.launch.checkpoints import open_checkpoint
 from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.launch.role_options import ROLES

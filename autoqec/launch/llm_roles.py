@@ -77,9 +77,9 @@ class LlmRoles:
 
     def ideator(self) -> Callable[[IdeatorView], IdeatorResponse | None]:
         """Return the Ideator."""
-        from autoqec.ideators.llm_roles import LlmIdeator
-        from autoqec.ideators.notebook import Notebook
-        from autoqec.ideators.run_record import evidence_reader
+        from autoqec.ideators.llm.ideator import LlmIdeator
+        from autoqec.ideators.llm.notebook import Notebook
+        from autoqec.ideators.llm.run_record import evidence_reader
 
         lm, checkpoint = self._clients["ideator"], self._choice.ideator_memory
         if checkpoint is not None:
@@ -171,7 +171,7 @@ class LlmRoles:
 
     def coder(self) -> Callable[[CoderView], CoderResponse | None]:
         """Return the Coder."""
-        from autoqec.ideators.llm_coder import LlmCoder
+        from autoqec.ideators.llm.coder import LlmCoder
 
         role = LlmCoder(
             self._clients["coder"],
@@ -186,7 +186,7 @@ class LlmRoles:
 
     def analyst(self) -> Callable[[AnalystView], AnalystResponse | None]:
         """Return the Analyst."""
-        from autoqec.ideators.llm_roles import LlmAnalyst
+        from autoqec.ideators.llm.analyst import LlmAnalyst
 
         lm, checkpoint = self._clients["analyst"], self._choice.analyst_memory
         if checkpoint is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autoqec.contracts.events import OnEvent
 from autoqec.ideators import analyst, coder
 from autoqec.ideators.hybrid import Hybrid
-from autoqec.ideators.notebook import current_lessons
+from autoqec.ideators.llm.notebook import current_lessons
 from autoqec.ideators.replay import ReplayIdeator
 from autoqec.launch.llm_roles import LlmRoles
 from autoqec.launch.role_options import RoleOptions, load_replay

@@ -14,9 +14,9 @@ import click
 from autoqec.cli.common import Output, is_given, options
 
 if TYPE_CHECKING:
-    from autoqec.ideators.bench import SimulationSettings
-    from autoqec.ideators.bench_run import Score
-    from autoqec.ideators.bench_table import Table
+    from autoqec.ideators.bench.compare import Score
+    from autoqec.ideators.bench.simulation import SimulationSettings
+    from autoqec.ideators.bench.table import Table
 
 TITLE = "# QECBench-Tab: ideators compared\n\nWritten by `autoqec bench-ideators --write`; do not edit by hand.\n"
 NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
@@ -167,9 +167,9 @@ def _check_options(trained: bool) -> None:
 def _on_table(compared: Comparison, chosen: dict[str, Any], out: Output) -> tuple[list[str], str]:
     """Return the lines of the comparison on a table, and the description of its data."""
     from autoqec.cli.bench_entries import BenchIdeators
-    from autoqec.ideators.bench import SimulationSettings
-    from autoqec.ideators.bench_run import CONTROLS, compare
-    from autoqec.ideators.bench_table import DEFAULT, Table
+    from autoqec.ideators.bench.compare import CONTROLS, compare
+    from autoqec.ideators.bench.simulation import SimulationSettings
+    from autoqec.ideators.bench.table import DEFAULT, Table
 
     table, control = Table.read(chosen["table"] or DEFAULT, env=chosen["env"]), chosen["control"]
     settings = SimulationSettings(
@@ -198,7 +198,7 @@ def _on_real_rounds(compared: Comparison, chosen: dict[str, Any], out: Output) -
     from autoqec import locate
     from autoqec.cli.workspace import make_workspace
     from autoqec.contracts.profiles import profile_of
-    from autoqec.ideators.bench_run import score
+    from autoqec.ideators.bench.compare import score
     from autoqec.launch.bench_rounds import RealRounds, run_all, uses_model
     from autoqec.reporting.terminal import LiveView, console
 
@@ -244,7 +244,7 @@ def _llm_limits(budget: str) -> tuple[float | None, int | None]:
 
 def _table_footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rounds: int) -> str:
     """Describe the data and settings behind the scores on a table."""
-    from autoqec.ideators.bench import verifiable_entries
+    from autoqec.ideators.bench.simulation import verifiable_entries
 
     statuses = Counter(entry.status for entry in table.entries)
     shots, n_verifiable = table.baseline.size, len(verifiable_entries(table, settings.min_gain))

@@ -52,7 +52,7 @@ def command(file: Path, runs: tuple[str, ...], env: str | None, out: Output) -> 
 
 def _load_run(run: str) -> tuple[str, EnvSpec, list[HistoryRow], list[Lesson]]:
     """Return id, env, rows and lessons of a run, given by id or path."""
-    from autoqec.ideators.notebook import current_lessons
+    from autoqec.ideators.llm.notebook import current_lessons
     from autoqec.store.files import parse_env, read_text
     from autoqec.store.history import History
     from autoqec.store.layout import RunLayout

@@ -243,7 +243,7 @@ FAULTS = (
 def test_rounds_with_every_api_fault_lose_nothing(tmp_path: Path, count: int) -> None:
     """Every second call fails; ten rounds cover each kind of error. No round is lost, the spend is exact to the token.
 
-    The same over one role, without rounds: test_llm_roles.py::test_every_api_fault_ends_with_a_reply_or_none.
+    The same over one role, without rounds: test_roles.py::test_every_api_fault_ends_with_a_reply_or_none.
     """
     workspace, calls = made_workspace(tmp_path), [0]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.ideators.notebook import current_lessons
+from autoqec.ideators.llm.notebook import current_lessons
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout

@@ -17,9 +17,9 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.notebook import Lesson
 from autoqec.errors import UsageError
-from autoqec.ideators.data_blocks import sanitize
-from autoqec.ideators.notebook import format_lesson
-from autoqec.ideators.view_text import describe_config
+from autoqec.ideators.llm.data_blocks import sanitize
+from autoqec.ideators.llm.notebook import format_lesson
+from autoqec.ideators.llm.view_text import describe_config
 from autoqec.store.run_state import fold
 
 EXPERIENCE_MEMORY_TYPES = ("hybrid", "experience_db", "history_list")  # memories that store experiences

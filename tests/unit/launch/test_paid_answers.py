@@ -12,7 +12,7 @@ from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import CoderResponse, IdeatorResponse
 from autoqec.contracts.notebook import Citation
 from autoqec.contracts.views import IdeatorView
-from autoqec.ideators.notebook import MAX_LESSONS, Notebook
+from autoqec.ideators.llm.notebook import MAX_LESSONS, Notebook
 from autoqec.launch.role_options import RoleOptions
 from autoqec.launch.roles import build_roles
 from autoqec.llm.ledger import Ledger

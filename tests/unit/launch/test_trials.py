@@ -16,8 +16,8 @@ from autoqec.contracts.history import Begun
 from autoqec.contracts.trial import Trial
 from autoqec.contracts.views import CoderView
 from autoqec.errors import StorageError
-from autoqec.ideators.llm_coder import LlmCoder
-from autoqec.ideators.llm_roles import LlmIdeator
+from autoqec.ideators.llm.coder import LlmCoder
+from autoqec.ideators.llm.ideator import LlmIdeator
 from autoqec.ideators.proposal_checks import find_equivalent_round
 from autoqec.launch import trials as trials_module
 from autoqec.launch.roles import RunBudget

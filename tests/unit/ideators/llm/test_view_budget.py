@@ -14,15 +14,16 @@ from autoqec.contracts.notebook import Citation
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
 from autoqec.contracts.views import IdeatorView, NextTest
-from autoqec.ideators import space, view_budget
-from autoqec.ideators.llm_roles import LlmIdeator
-from autoqec.ideators.notebook import MAX_LESSON_CHARS, MAX_LESSONS, Notebook
-from autoqec.ideators.run_record import RoundEvidence
+from autoqec.ideators import space
+from autoqec.ideators.llm import view_budget
+from autoqec.ideators.llm.ideator import LlmIdeator
+from autoqec.ideators.llm.notebook import MAX_LESSON_CHARS, MAX_LESSONS, Notebook
+from autoqec.ideators.llm.run_record import RoundEvidence
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.locate import builtin_envs
 from autoqec.qec.stats import paired_effect
 from tests.support.role_views import ideator_view
-from tests.unit.ideators.test_run_record import row
+from tests.unit.ideators.llm.test_run_record import row
 
 ENV = EnvSpec.model_validate(yaml.safe_load(builtin_envs()["surface_d5_depol"].read_text(encoding="utf-8")))
 FAILED = {"status": "train_error", "status_reason": "the loss is not finite", "delta_ler": None}

@@ -10,13 +10,13 @@ from autoqec.contracts.notebook import Citation, Figure
 from autoqec.contracts.trial import Trial
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
-from autoqec.ideators import literature
-from autoqec.ideators.data_blocks import fit_lines, sanitize, sanitize_lines
-from autoqec.ideators.llm_tools import INTEGER, TOOLS, Handler, ViewTools, tool
-from autoqec.ideators.notebook import MAX_LESSON_CHARS, Notebook
+from autoqec.ideators.llm import literature
+from autoqec.ideators.llm.data_blocks import fit_lines, sanitize, sanitize_lines
+from autoqec.ideators.llm.notebook import MAX_LESSON_CHARS, Notebook
+from autoqec.ideators.llm.run_record import ReadEvidence, describe_round
+from autoqec.ideators.llm.view_text import format_loss_curves
+from autoqec.ideators.llm.view_tools import INTEGER, TOOLS, Handler, ViewTools, tool
 from autoqec.ideators.proposal_checks import PredictCost, parent_branches_of
-from autoqec.ideators.run_record import ReadEvidence, describe_round
-from autoqec.ideators.view_text import format_loss_curves
 from autoqec.llm.base import Tool
 from autoqec.qec.stats import paired_effect
 

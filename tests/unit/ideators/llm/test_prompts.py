@@ -10,9 +10,9 @@ import yaml
 from autoqec.contracts.answers import IdeatorAnswer
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import BASELINES, EnvSpec
-from autoqec.ideators import prompts
-from autoqec.ideators.llm_coder import LlmCoder
-from autoqec.ideators.llm_roles import LlmIdeator
+from autoqec.ideators.llm import prompts
+from autoqec.ideators.llm.coder import LlmCoder
+from autoqec.ideators.llm.ideator import LlmIdeator
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.locate import builtin_envs
 from tests.support.role_views import coder_view, ideator_view

@@ -11,10 +11,11 @@ from typing import Any
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
-from autoqec.ideators import bench, evolve, moves, space, tpe
+from autoqec.ideators import evolve, moves, space, tpe
 from autoqec.ideators import random as uniform
-from autoqec.ideators.bench import ProposeFn, SimulatedRun, SimulationSettings
-from autoqec.ideators.bench_table import Table, mirror_params, shuffled_indices
+from autoqec.ideators.bench import simulation
+from autoqec.ideators.bench.simulation import ProposeFn, SimulatedRun, SimulationSettings
+from autoqec.ideators.bench.table import Table, mirror_params, shuffled_indices
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.search_state import SearchState
 
@@ -75,7 +76,7 @@ class Oracle:
 
     def __init__(self, table: Table, quality: float | None, settings: SimulationSettings) -> None:
         self._table, self._quality, self._rules = table, quality, settings
-        self._points = dict(bench.verifiable_entries(table, settings.min_gain))
+        self._points = dict(simulation.verifiable_entries(table, settings.min_gain))
 
     def __call__(self, view: IdeatorView) -> IdeatorResponse | None:
         """Propose the next round."""
@@ -91,7 +92,7 @@ class Oracle:
         good = [index for index in untried if index in self._points]
         if rng.random() < self._quality and good:
             have = [self._points[index] for index in configs if index not in untried and index in self._points]
-            choice = max(good, key=lambda index: (bench.hypervolume([*have, self._points[index]]), -index))
+            choice = max(good, key=lambda index: (simulation.hypervolume([*have, self._points[index]]), -index))
         else:
             choice = rng.choice(untried or list(configs))
         move = moves.Move("oracle", "proposed by the oracle", configs[choice])
@@ -165,9 +166,9 @@ def compare(
             propose = (extra_strategies or {}).get(name) or strategy(name, table, mine)
             before = spent_usd()
             own = partial(_cost_since, spent_usd, before)
-            runs[name].append(bench.simulate(propose, table, seed=seed, settings=mine, spent_usd=own))
+            runs[name].append(simulation.simulate(propose, table, seed=seed, settings=mine, spent_usd=own))
             on_run(name, seed)
-    best = bench.max_hypervolume(table, settings.min_gain)
+    best = simulation.max_hypervolume(table, settings.min_gain)
     return [
         score(name, reference, runs, control=control, rounds=settings.rounds, best=best)
         for name in names
@@ -215,12 +216,12 @@ def score(
     mine, reference = runs[name], runs[reference_name]
     unit = best or 1.0
     final_shares = [run.hypervolume[-1] / unit for run in mine]
-    gap, low, high = bench.paired_bootstrap(final_shares, [run.hypervolume[-1] / unit for run in reference])
+    gap, low, high = simulation.paired_bootstrap(final_shares, [run.hypervolume[-1] / unit for run in reference])
     half = [run.elapsed[-1] / 2 for run in reference]
     mine_at_half, reference_at_half = (
         [run.hypervolume_at(limit) / unit for run, limit in zip(one, half, strict=True)] for one in (mine, reference)
     )
-    regret, regret_low, regret_high = bench.paired_bootstrap(reference_at_half, mine_at_half)
+    regret, regret_low, regret_high = simulation.paired_bootstrap(reference_at_half, mine_at_half)
     return Score(
         strategy=name,
         reference=reference_name,

@@ -15,10 +15,11 @@ from typing import Any
 from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
-from autoqec.ideators import prompts, space
-from autoqec.ideators.data_blocks import data_block, fit_lines, fitted_block, sanitize
+from autoqec.ideators import space
+from autoqec.ideators.llm import prompts
+from autoqec.ideators.llm.data_blocks import data_block, fit_lines, fitted_block, sanitize
+from autoqec.ideators.llm.view_budget import LEFT_CHARS, MACHINE_CHARS, NOTES_CHARS
 from autoqec.ideators.search_state import ABORTED_STATUSES
-from autoqec.ideators.view_budget import LEFT_CHARS, MACHINE_CHARS, NOTES_CHARS
 from autoqec.store.progress import LossCurve
 
 _SHOWN_OF_PROFILE = {"name", "train_shots", "finetune_shots", "train_gflops", "val_shots"}

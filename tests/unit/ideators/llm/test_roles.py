@@ -19,11 +19,12 @@ from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics, canonical_fork
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
-from autoqec.ideators.data_blocks import data_block, sanitize
-from autoqec.ideators.llm_coder import LlmCoder
-from autoqec.ideators.llm_roles import LlmAnalyst, LlmIdeator
-from autoqec.ideators.llm_tools import ViewTools
-from autoqec.ideators.run_record import RoundEvidence
+from autoqec.ideators.llm.analyst import LlmAnalyst
+from autoqec.ideators.llm.coder import LlmCoder
+from autoqec.ideators.llm.data_blocks import data_block, sanitize
+from autoqec.ideators.llm.ideator import LlmIdeator
+from autoqec.ideators.llm.run_record import RoundEvidence
+from autoqec.ideators.llm.view_tools import ViewTools
 from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.base import ToolCall, estimate_tokens
 from autoqec.llm.errors import (

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
-from autoqec.ideators import run_record, space, view_budget
-from autoqec.ideators.run_record import RoundEvidence, evidence_reader, format_code, format_run_record
+from autoqec.ideators import space
+from autoqec.ideators.llm import run_record, view_budget
+from autoqec.ideators.llm.run_record import RoundEvidence, evidence_reader, format_code, format_run_record
 from autoqec.qec.stats import paired_effect
 from autoqec.store.layout import RunLayout
 from tests.support.role_views import ideator_view

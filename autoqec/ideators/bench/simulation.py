@@ -21,7 +21,7 @@ from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
 from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import space
-from autoqec.ideators.bench_table import ParamsTransform, Table, identity
+from autoqec.ideators.bench.table import ParamsTransform, Table, identity
 from autoqec.qec import stats
 
 ProposeFn = Callable[[IdeatorView], IdeatorResponse | None]

@@ -18,10 +18,12 @@ from autoqec.contracts.views import IdeatorView
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
-from autoqec.ideators import bench, bench_table, space
-from autoqec.ideators.bench import SimulationSettings, hypervolume, simulate
-from autoqec.ideators.bench_run import Oracle, compare, strategy
-from autoqec.ideators.bench_table import Table, TableEntry, mirror_params, pack, unpack
+from autoqec.ideators import space
+from autoqec.ideators.bench import simulation
+from autoqec.ideators.bench import table as bench_table
+from autoqec.ideators.bench.compare import Oracle, compare, strategy
+from autoqec.ideators.bench.simulation import SimulationSettings, hypervolume, simulate
+from autoqec.ideators.bench.table import Table, TableEntry, mirror_params, pack, unpack
 from autoqec.qec.stats import count_pairs
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import decode_both
@@ -188,7 +190,7 @@ def test_shuffled_control_reports_other_figures_and_scores_true_ones(table: Tabl
     reported = bench_table.shuffled_indices(table, 0)
     assert sorted(reported) == list(range(len(table.entries))) and reported != sorted(reported)
     dud = TableEntry(table.entries[0].config, table.entries[0].params, "ok", None, 10, 10, 1.0, np.zeros(0, np.int64))
-    good = table.entries[max(bench.verifiable_entries(table), key=lambda one: one[1][0])[0]]
+    good = table.entries[max(simulation.verifiable_entries(table), key=lambda one: one[1][0])[0]]
     two, seen = Table([dud, good], table.baseline), list[dict[str, Any]]()
 
     def watched(view: IdeatorView) -> Any:
@@ -221,7 +223,7 @@ def test_mirrored_params_are_their_own_inverse() -> None:
 def test_oracle_proposes_transformed_params(table: Table) -> None:
     settings = SimulationSettings(rounds=3, params_transform=mirror_params)
     run = simulate(Oracle(table, 1.0, settings), table, seed=0, settings=settings)
-    assert run.hypervolume[-1] > 0.5 * bench.max_hypervolume(table)
+    assert run.hypervolume[-1] > 0.5 * simulation.max_hypervolume(table)
 
 
 def test_unknown_strategy_and_missing_table_are_refused(table: Table, tmp_path: Path) -> None:
@@ -314,11 +316,11 @@ def test_committed_table_is_complete_and_consistent() -> None:
         for seed in qecbench_tab.SEEDS:
             assert len(Table.read(qecbench_tab.OUT, fidelity=fidelity, seed=seed).entries) >= 50
     assert len(Table.read(qecbench_tab.OUT, env=qecbench_tab.LARGE_ENV).entries) == 24
-    assert 20 < len(bench.verifiable_entries(table)) < 100
+    assert 20 < len(simulation.verifiable_entries(table)) < 100
 
 
 def test_min_gain_limits_what_is_verified(table: Table) -> None:
-    counts = [len(bench.verifiable_entries(table, bar)) for bar in (0.0, 0.02, 0.2, 1.0)]
+    counts = [len(simulation.verifiable_entries(table, bar)) for bar in (0.0, 0.02, 0.2, 1.0)]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[2] > counts[3] == 0
     strict = simulate(strategy("tpe", table, SETTINGS), table, seed=3, settings=SimulationSettings(min_gain=1.0))
     assert strict.verified == 0 and strict.hypervolume[-1] == 0.0

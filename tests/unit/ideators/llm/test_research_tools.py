@@ -10,18 +10,18 @@ import pytest
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.trial import Trial
 from autoqec.contracts.verdict import PairedCounts
-from autoqec.ideators import literature
-from autoqec.ideators.llm_roles import LlmIdeator
-from autoqec.ideators.notebook import Notebook
-from autoqec.ideators.research_tools import MAX_SCREENS, ResearchSources, ResearchTools
-from autoqec.ideators.run_record import RoundEvidence
+from autoqec.ideators.llm import literature
+from autoqec.ideators.llm.ideator import LlmIdeator
+from autoqec.ideators.llm.notebook import Notebook
+from autoqec.ideators.llm.research_tools import MAX_SCREENS, ResearchSources, ResearchTools
+from autoqec.ideators.llm.run_record import RoundEvidence
 from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.base import ToolCall
 from autoqec.llm.scripted import ScriptedLM
 from tests.support.messages_server import MessagesServer, say_json, use_tool
 from tests.support.role_views import ideator_view
-from tests.unit.ideators.test_llm_roles import ENV
-from tests.unit.ideators.test_run_record import row
+from tests.unit.ideators.llm.test_roles import ENV
+from tests.unit.ideators.llm.test_run_record import row
 
 MLP = PredecoderDSL.model_validate({"type": "mlp", "mlp": {"hidden": 16, "depth": 1}}).config()
 BRANCH = "exp/r/01-x"

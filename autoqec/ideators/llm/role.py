@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.events import LlmCalled, LlmGivenUp, LlmRetried, LlmToolUsed, OnEvent, ignore
 from autoqec.errors import ContractError
-from autoqec.ideators.data_blocks import data_block, sanitize
-from autoqec.ideators.llm_tools import ViewTools
+from autoqec.ideators.llm.data_blocks import data_block, sanitize
+from autoqec.ideators.llm.view_tools import ViewTools
 from autoqec.ideators.proposal_checks import BuildFailedError
 from autoqec.llm.base import LanguageModel, Message, Request, Response, tool_results
 from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmBadAnswerError, LlmError, LlmTruncatedError

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import RoundRow
-from autoqec.ideators.data_blocks import sanitize
-from autoqec.ideators.view_text import format_parents
+from autoqec.ideators.llm.data_blocks import sanitize
+from autoqec.ideators.llm.view_text import format_parents
 
 MAX_TEXT_CHARS = 240  # of the texts of a line
 DELTA_UNIT = 1e-5

@@ -16,9 +16,9 @@ from autoqec.contracts.notebook import Citation, Lesson
 from autoqec.contracts.views import RoundRow
 from autoqec.errors import ContractError
 from autoqec.ideators import space
-from autoqec.ideators.data_blocks import data_block, fitted_block, sanitize
+from autoqec.ideators.llm.data_blocks import data_block, fitted_block, sanitize
+from autoqec.ideators.llm.view_budget import FAILURES_CHARS, LESSONS_CHARS
 from autoqec.ideators.search_state import ABORTED_STATUSES
-from autoqec.ideators.view_budget import FAILURES_CHARS, LESSONS_CHARS
 from autoqec.store import jsonl
 
 MAX_LESSONS = 15

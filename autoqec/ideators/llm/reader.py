@@ -14,9 +14,9 @@ from pydantic import Field
 from autoqec.contracts.base import Contract
 from autoqec.contracts.messages import Line
 from autoqec.errors import ContractError
-from autoqec.ideators import prompts
-from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
-from autoqec.ideators.llm_role import Role
+from autoqec.ideators.llm import prompts
+from autoqec.ideators.llm.data_blocks import data_block, fit_lines, sanitize
+from autoqec.ideators.llm.role import Role
 from autoqec.llm.base import Message, Request
 
 FindingsTopic = Literal["how a run searched", "why rounds ended as they did"]

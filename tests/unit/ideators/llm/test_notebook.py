@@ -9,8 +9,8 @@ import pytest
 
 from autoqec.contracts.notebook import Citation
 from autoqec.errors import ContractError
-from autoqec.ideators import notebook, view_budget
-from autoqec.ideators.notebook import Notebook, failed_ideas, failures_block, lessons_block
+from autoqec.ideators.llm import notebook, view_budget
+from autoqec.ideators.llm.notebook import Notebook, failed_ideas, failures_block, lessons_block
 from autoqec.store import jsonl
 from tests.support.role_views import ideator_view
 

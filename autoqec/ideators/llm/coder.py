@@ -16,9 +16,10 @@ from autoqec.contracts.messages import CoderResponse, FileEdit
 from autoqec.contracts.trial import Trial
 from autoqec.contracts.views import CoderView
 from autoqec.errors import ContractError
-from autoqec.ideators import coder, prompts
-from autoqec.ideators.data_blocks import data_block, sanitize
-from autoqec.ideators.llm_role import OnTurn, Role, validated
+from autoqec.ideators import coder
+from autoqec.ideators.llm import prompts
+from autoqec.ideators.llm.data_blocks import data_block, sanitize
+from autoqec.ideators.llm.role import OnTurn, Role, validated
 from autoqec.ideators.proposal_checks import PredictCost, check_cost, require_build
 from autoqec.llm.base import LanguageModel, Message, Request
 

@@ -13,11 +13,17 @@ from typing import Any
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import space
-from autoqec.ideators.data_blocks import data_block, sanitize, sanitize_lines
-from autoqec.ideators.round_lines import ShortRound, format_round_lines
+from autoqec.ideators.llm.data_blocks import data_block, sanitize, sanitize_lines
+from autoqec.ideators.llm.round_lines import ShortRound, format_round_lines
+from autoqec.ideators.llm.view_budget import CONTEXT_CHARS, TURN_CHARS
+from autoqec.ideators.llm.view_text import (
+    describe_config,
+    format_loss_curves,
+    format_parents,
+    round_line,
+    round_numbers,
+)
 from autoqec.ideators.search_state import ABORTED_STATUSES
-from autoqec.ideators.view_budget import CONTEXT_CHARS, TURN_CHARS
-from autoqec.ideators.view_text import describe_config, format_loss_curves, format_parents, round_line, round_numbers
 from autoqec.qec.stats import validation_effect
 from autoqec.store.layout import RunLayout
 from autoqec.store.progress import LossCurve, read_loss_curves
