@@ -83,7 +83,7 @@ def page(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell]) -> str:
             fronts={name: pareto_front(by_circuit[spec.sha256]) for name, spec in circuits.items()},
             missing=[name for name, spec in circuits.items() if spec.sha256 not in measured],
             n_circuits=len(circuits),
-            advice=advice(circuits, table),
+            advice=advice(table),
             rate_text=rate_text,
             shots_text=shots_text,
             conflict_text=conflict_text,

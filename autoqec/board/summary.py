@@ -122,7 +122,7 @@ def shots_text(cell: Cell) -> str:
     return f"{counted} ({ENOUGH_FAILURES} failures need > {cell.rate.shots:,} shots)"
 
 
-def advice(circuits: Mapping[str, BoardCircuit], table: Iterable[Cell]) -> list[str]:
+def advice(table: Iterable[Cell]) -> list[str]:
     """Return five sentences on what to use when, each a function of measured cells.
 
     A decoder counts as better than correlated matching on a circuit if the 95% interval of the paired difference lies

@@ -121,9 +121,10 @@ class CheckpointDecoder:
         return decoder
 
     @classmethod
-    def of_model(cls, model: Predecoder, problem: Problem, path: Path = Path("checkpoint.pt")) -> CheckpointDecoder:
-        """Decode with a predecoder on the problem that it was loaded for; errors name `path`."""
-        return cls(problem, problem, model, np.arange(problem.variables(model.output_mode).n_edges), path)
+    def of_model(cls, model: Predecoder, problem: Problem) -> CheckpointDecoder:
+        """Decode with a predecoder on the problem that it was loaded for."""
+        edges = np.arange(problem.variables(model.output_mode).n_edges)
+        return cls(problem, problem, model, edges, Path("checkpoint.pt"))
 
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
         """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables].

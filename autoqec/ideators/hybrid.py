@@ -26,17 +26,16 @@ class Hybrid:
     """Proposes a round from a view.
 
     Args:
-        model: Role that gets the view with the state of the search under `sampler`.
-        search: Proposes all other rounds.
+        model: Role that gets the view with the state of the search under `sampler`. TPE proposes all other rounds.
         share: Share of rounds on which the model is asked.
     """
 
-    def __init__(self, model: Model, *, search: ProposeFn = tpe.propose, share: float = LM_SHARE) -> None:
-        self._model, self._search, self._share = model, search, share
+    def __init__(self, model: Model, *, share: float = LM_SHARE) -> None:
+        self._model, self._share = model, share
 
     def __call__(self, view: IdeatorView) -> IdeatorResponse:
         """Propose the next round."""
-        state, search_response = SearchState.read(view), self._search(view)
+        state, search_response = SearchState.read(view), tpe.propose(view)
         response = (
             self._model(view.model_copy(update={"sampler": sampler_summary(state, search_response)}))
             if self.uses_model(state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 SECRET_ENV_VARS = (
@@ -30,12 +29,11 @@ def add_secret(value: str) -> None:
     _added.add(value)
 
 
-def secret_values(environ: Mapping[str, str] | None = None) -> list[str]:
+def secret_values() -> list[str]:
     """Return the values of the environment's key variables and the added ones, longest first."""
-    environ = os.environ if environ is None else environ
-    values = {environ.get(name, "") for name in SECRET_ENV_VARS} | _added
+    values = {os.environ.get(name, "") for name in SECRET_ENV_VARS} | _added
     # Lines of `Name: value`; gateways put tokens there.
-    values |= {line.partition(":")[2].strip() for line in environ.get("ANTHROPIC_CUSTOM_HEADERS", "").splitlines()}
+    values |= {line.partition(":")[2].strip() for line in os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").splitlines()}
     return sorted((value for value in values if len(value) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_INTERPOLATIONS = 50  # of one root; a smooth function needs about 10
 _LEAST_VARIANCE = 1e-300
+_DISCORDANCE = 1.5  # discordant shots per error of the reference; measured pairs of decoders lie between 1 and 2
 
 
 def clopper_pearson(errors: int, shots: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -116,26 +117,20 @@ def validation_effect(metrics: RoundMetrics) -> PairedEffect | None:
         return None
 
 
-def detectable_effect(
-    shots: int, ler: float, *, discordance: float = 1.5, confidence: float = 0.95, power: float = 0.8
-) -> float:
-    """Return the smallest relative reduction, at most 1, that `shots` paired shots detect with the given power.
+def detectable_effect(shots: int, ler: float) -> float:
+    """Return the smallest relative reduction, at most 1, that a 95% interval from `shots` paired shots detects at 80%.
 
     A null result says nothing about smaller effects.
 
     Args:
         shots: Number of paired shots.
         ler: Logical error rate of the reference.
-        discordance: Discordant shots as a multiple of the reference's errors; measured pairs of decoders lie between
-            1 and 2.
-        confidence: Confidence level of the interval.
-        power: Probability of detecting the effect.
     """
     errors = shots * ler
     if errors <= 0:
         return 1.0
-    z = _normal_quantile((1 + confidence) / 2) + _normal_quantile(power)
-    return min(1.0, z * math.sqrt(discordance / errors))
+    z = _normal_quantile((1 + 0.95) / 2) + _normal_quantile(0.8)
+    return min(1.0, z * math.sqrt(_DISCORDANCE / errors))
 
 
 def _delta_interval(fixed: int, broken: int, shots: int, confidence: float) -> tuple[float, float]:

@@ -69,12 +69,12 @@ def _figures(runs: Sequence[RunReport]) -> dict[str, str]:
     return {name: figures.inline(name, runs) for name in figures.FIGURES}
 
 
-def notice(title: str, text: str) -> str:
+def notice(text: str) -> str:
     """Render a page that says why there is no report (yet)."""
     script = template_text("report.js")
     template = environment().get_template("notice.html.j2")
     parts = {"style": template_text("report.css"), "script": script, "policy": policy(script, following=True)}
-    return template.render(title=title, text=text, **parts)
+    return template.render(title="This run cannot be shown", text=text, **parts)
 
 
 def policy(script: str, *, following: bool) -> str:

@@ -49,7 +49,7 @@ class LivePage:
         try:
             return html.page(run_report.load_pages(self.layouts), following=True)
         except AutoqecError as error:
-            return html.notice("This run cannot be shown", str(error))
+            return html.notice(str(error))
 
 
 class ReportServer(ThreadingHTTPServer):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from autoqec.contracts.verdict import MemberResult, PairedEffect
 
 BARS = "▁▂▃▄▅▆▇█"
+MAX_BARS = 24
 # An underscore inside a word, as in `finetune_share`, is no markup in CommonMark, and no # after a letter. The class is
 # first, because the search then skips all other characters at once.
 _MARKUP = re.compile(r"[\\`*\[\]~$|_#](?<!\w#)(?:(?<!_)|(?<!\w_)|(?!\w))")
@@ -32,15 +33,15 @@ def paragraphs(text: str, limit: int = 4000) -> str:
     return "\n".join(plain(line, limit) for line in lines) + ("…" if len(text) > limit else "")
 
 
-def markdown(text: str, limit: int = 4000) -> str:
+def markdown(text: str) -> str:
     """Return untrusted text as one line of Markdown that renders as that text: no markup, links or HTML."""
-    shown = plain(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    shown = plain(text, 4000).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKUP.sub(r"\\\g<0>", shown)
 
 
-def code_span(text: str, limit: int = 400) -> str:
+def code_span(text: str) -> str:
     """Return untrusted text for the inside of a Markdown code span."""
-    return plain(text, limit).replace("`", "'")
+    return plain(text, 400).replace("`", "'")
 
 
 def percent(value: float | None) -> str:
@@ -76,12 +77,12 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
-def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Draw a series as at most `width` bars, each the mean of a stretch."""
+def sparkline(values: Sequence[float]) -> str:
+    """Draw a series as at most `MAX_BARS` bars, each the mean of a stretch."""
     finite = [value for value in values if value == value and abs(value) != float("inf")]
     if not finite:
         return ""
-    size = max(1, -(-len(finite) // width))
+    size = max(1, -(-len(finite) // MAX_BARS))
     means = [sum(part) / len(part) for part in (finite[i : i + size] for i in range(0, len(finite), size))]
     low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0

@@ -38,7 +38,7 @@ class WorkerGroup:
         receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=_run_worker,
-            args=(name, InheritedFd(self._alive_pipe[0]), sender, target, args),
+            args=(InheritedFd(self._alive_pipe[0]), sender, target, args),
             name=name,
             daemon=True,
         )
@@ -165,7 +165,6 @@ class Worker:
 
 
 def _run_worker(
-    name: str,
     alive_fd: InheritedFd,
     status_pipe: connection.Connection,
     target: Callable[..., None],

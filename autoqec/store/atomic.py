@@ -134,14 +134,14 @@ def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:
         write_all(fd, data)
 
 
-def write_text(path: Path | str, text: str, *, mode: int = 0o644) -> None:
+def write_text(path: Path | str, text: str) -> None:
     """Write UTF-8 text, as `write_bytes`."""
-    write_bytes(path, text.encode(), mode=mode)
+    write_bytes(path, text.encode())
 
 
-def write_json(path: Path | str, value: Any, *, mode: int = 0o644) -> None:
+def write_json(path: Path | str, value: Any) -> None:
     """Write JSON with two-space indents and a final newline, as `write_bytes`. Raises ValueError for NaN."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", mode=mode)
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def append_bytes(path: Path | str, data: bytes) -> None:

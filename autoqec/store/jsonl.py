@@ -95,21 +95,29 @@ def read(path: Path | str) -> list[dict[str, Any]]:
     Raises:
         ContractError: Another line is damaged; names file and line.
     """
-    return read_since(path, 0, 0)[0]
-
-
-def read_since(path: Path | str, start: int, lines: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines from byte `start`, which follows `lines` complete lines, and the byte at which they end."""
-    found, end = _whole_lines(Path(path), start)
+    found, _ = _whole_lines(Path(path), 0)
     values: list[dict[str, Any]] = []
-    with _location_of_next(path, lines, values):
+    with _location_of_next(path, 0, values):
         for line in found:
             values.append(_parse(line))
-    return values, end
+    return values
 
 
 def read_chained(path: Path | str, start: int, lines: int, chain: Chain) -> tuple[list[dict[str, Any]], int, Chain]:
-    """Return the lines as `read_since` and the state of the hash chain after them, given its state before them."""
+    """Return lines of a chained file, and where they end.
+
+    Args:
+        path: The file.
+        start: Byte at which the first line begins.
+        lines: Number of complete lines before it.
+        chain: State of the hash chain before it.
+
+    Returns:
+        The complete lines, the byte at which they end, and the state of the hash chain there.
+
+    Raises:
+        ContractError: A line is damaged; names file and line.
+    """
     found, end = _whole_lines(Path(path), start)
     values: list[dict[str, Any]] = []
     with _location_of_next(path, lines, values):

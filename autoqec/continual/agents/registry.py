@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,7 +67,6 @@ def build_agent(
     *,
     memory: Memory | None = None,
     run_code: CodeRunner | None = None,
-    logger: logging.Logger | None = None,
 ) -> LMAgent[Any]:
     """Build the agent of a config.
 
@@ -77,14 +75,13 @@ def build_agent(
         lm: The language model to call.
         memory: Existing memory to continue with, for agents that have one.
         run_code: Executes a model's code, for agents that do so.
-        logger: Logger of the agent.
 
     Raises:
         UsageError: If the type is unknown, or `agent_class` is not a subclass of its class.
     """
     kind = agent_class(config)
     if issubclass(kind, DynamicCheatsheetAgent):
-        return kind(config, lm, memory=memory, run_code=run_code, logger=logger)  # type: ignore[arg-type]
+        return kind(config, lm, memory=memory, run_code=run_code)  # type: ignore[arg-type]
     if issubclass(kind, MemoryAgent):
-        return kind(config, lm, memory=memory, logger=logger)
-    return kind(config, lm, logger=logger)
+        return kind(config, lm, memory=memory)
+    return kind(config, lm)

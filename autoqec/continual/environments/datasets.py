@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,25 +21,23 @@ DATASETS: dict[str, tuple[type[EnvDatasetConfig], type[EnvDataset[Any]]]] = {
 }
 
 
-def parse_dataset_config(data: Any, *, location: str = "dataset") -> EnvDatasetConfig:
+def parse_dataset_config(data: Any) -> EnvDatasetConfig:
     """Validate the config of a dataset; the default `kind` is `qa`. UsageError names the first wrong field."""
     if isinstance(data, EnvDatasetConfig):
         return data
     if not isinstance(data, Mapping):
-        raise UsageError("the dataset is not a mapping", location=location)
+        raise UsageError("the dataset is not a mapping", location="dataset")
     kind = data.get("kind", "qa")
     if kind not in DATASETS:
-        raise UsageError(f"unknown dataset kind {kind!r}", location=location, hint=f"one of {', '.join(DATASETS)}")
+        raise UsageError(f"unknown dataset kind {kind!r}", location="dataset", hint=f"one of {', '.join(DATASETS)}")
     try:
         return DATASETS[kind][0].model_validate({**data, "kind": kind})
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), location=location) from error
+        raise UsageError(first_validation_error(error), location="dataset") from error
 
 
-def build_dataset(
-    config: EnvDatasetConfig, *, logger: logging.Logger | None = None, round_runner: RoundRunner | None = None
-) -> EnvDataset[Any]:
+def build_dataset(config: EnvDatasetConfig, *, round_runner: RoundRunner | None = None) -> EnvDataset[Any]:
     """Build the dataset of a config; `round_runner` runs real rounds for designs, see `DesignDataset`."""
     if isinstance(config, DesignDatasetConfig):
-        return DesignDataset(config, logger=logger, round_runner=round_runner)
-    return DATASETS[config.kind][1](config, logger=logger)
+        return DesignDataset(config, round_runner=round_runner)
+    return DATASETS[config.kind][1](config)

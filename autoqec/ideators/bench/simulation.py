@@ -101,7 +101,7 @@ def simulate(
     run, history, used_entries, pareto_points = SimulatedRun(), list[dict[str, Any]](), set[int](), list[ParetoPoint]()
     scale = ObjectiveScale.of(table)
     for number in range(1, settings.rounds + 1):
-        response = propose(_view(table, history, seed, settings.slots))
+        response = propose(_view(history, seed, settings.slots))
         params = space.params_of(response.proposal) if response else None
         if response is None or params is None:
             history.append(_row(number, response, response.proposal if response else {}, status="compile_error"))
@@ -185,7 +185,7 @@ def _verified(effect: PairedEffect | None, min_gain: float) -> bool:
     return effect is not None and effect.delta_low > 0 and (effect.relative_low or 0.0) >= min_gain
 
 
-def _view(table: Table, rows: list[dict[str, Any]], seed: int, slots: int) -> IdeatorView:
+def _view(rows: list[dict[str, Any]], seed: int, slots: int) -> IdeatorView:
     """Return the view that `RunMemory.l2_for_ideator` would give; the last `slots - 1` rounds are pending."""
     n_recorded = max(0, len(rows) - slots + 1)
     return IdeatorView(

@@ -44,7 +44,6 @@ class LlmIdeator(Role):
         lm: The language model.
         on_event: Receives every event.
         predict_cost: Cost of a config; a proposal beyond the env's limits is then rejected before a round is spent.
-        use_tools: Whether to offer the tools to a model that supports them.
         machine: Returns the current state of the machine.
         budget_left: Returns what is left of each limit of the run, one line each.
         read_evidence: Reads what the files of a round say; with it, the model sees every recorded round in full.
@@ -65,7 +64,6 @@ class LlmIdeator(Role):
         *,
         on_event: OnEvent | None = None,
         predict_cost: PredictCost | None = None,
-        use_tools: bool = True,
         machine: Callable[[], dict[str, Any]] | None = None,
         budget_left: Callable[[], list[str]] | None = None,
         read_evidence: ReadEvidence | None = None,
@@ -80,7 +78,7 @@ class LlmIdeator(Role):
         self._code_of = code_of
         self._sources = ResearchSources(read_evidence, read_modules, screen, notebook)
         self._read_evidence, self._read_code = read_evidence, read_code
-        self._predict_cost, self._use_tools = predict_cost, use_tools and lm.supports_tools
+        self._predict_cost, self._use_tools = predict_cost, lm.supports_tools
         self._machine, self._budget_left = machine, budget_left
 
     def __call__(self, view: IdeatorView) -> IdeatorResponse | None:

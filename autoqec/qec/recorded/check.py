@@ -67,7 +67,7 @@ def check_blocks(
         counter = _BlockCounter(recorded, index, limit, reading)
         checks.append(_check_block(recorded, block, problem, decode, counter))
         on_block(index, checks[-1])
-    return _name_duplicates(recorded, _name_exchanged(checks, decode))
+    return _name_duplicates(_name_exchanged(checks, decode))
 
 
 def _check_block(
@@ -222,7 +222,7 @@ def _name_exchanged(checks: list[BlockCheck], decode: Callable[[np.ndarray], np.
     return result
 
 
-def _name_duplicates(recorded: RecordedShots, checks: list[BlockCheck]) -> list[BlockCheck]:
+def _name_duplicates(checks: list[BlockCheck]) -> list[BlockCheck]:
     """Add `duplicated_block` to blocks whose first shots equal those of an earlier block."""
     seen: dict[bytes, int] = {}
     result = []

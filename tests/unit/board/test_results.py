@@ -250,7 +250,7 @@ def test_times_of_different_machines_are_compared_relative_to_correlated_matchin
         ]
     )
     assert [item.decoder for item in pareto_front(table)] == ["slow_machine", "fast_machine"]
-    assert advice({}, table)[0].endswith(": slow_machine (1 of 1 circuit).")
+    assert advice(table)[0].endswith(": slow_machine (1 of 1 circuit).")
     mixed = cells([*table[0].measurements, measurement(decoder="mixed", cpu_s=0.009, fixed=None, broken=None,
                                                        reference_cpu_s=None, failures=(60, 60))])  # fmt: skip
     assert [item.decoder for item in pareto_front(mixed)] == ["fast_machine"], "one cell has no ratio"
@@ -278,19 +278,19 @@ def test_advice_has_five_lines_from_measured_cells_only(circuit: BoardCircuit) -
             measurement(decoder="e", status="error"),
         ]
     )
-    lines = advice({"c": circuit}, table)
+    lines = advice(table)
     assert len(lines) == 5 and not any("e (" in line for line in lines)
     assert lines[1].endswith(": d (1 of 1 circuit)."), "the other one takes three times as long as correlated matching"
     few = cells([measurement(failures=(100, 90)), measurement(decoder="f", failures=(3, 4))])
-    assert advice({}, few)[2].endswith(": none measured."), "the best cell has 7 failures: nothing is decided"
+    assert advice(few)[2].endswith(": none measured."), "the best cell has 7 failures: nothing is decided"
     unmatched: dict[str, Any] = {"fixed": None, "broken": None, "reference_cpu_s": None}
     other = cells([measurement(**unmatched, failures=(60, 60)), measurement(**unmatched, decoder="f")])
-    assert advice({}, other)[3].endswith(": none measured.")
+    assert advice(other)[3].endswith(": none measured.")
     enough = cells(
         [measurement(**unmatched, failures=(60, 60)), measurement(**unmatched, decoder="f", failures=(70, 70))]
     )
-    assert advice({}, enough)[3].endswith(": d (1 of 1 circuit).")
-    assert all(line.endswith(": none measured.") for line in advice({}, [])[:4])
+    assert advice(enough)[3].endswith(": d (1 of 1 circuit).")
+    assert all(line.endswith(": none measured.") for line in advice([])[:4])
     assert "circuits without any: c" in "\n".join(table_lines({"c": circuit}, table, {"c": []}))
 
 
@@ -303,7 +303,7 @@ def test_advice_names_the_first_five_decoders_of_a_list() -> None:
         ]
     )
     names = "d0 (1 of 7 circuits), d1 (1), d2 (1), d3 (1), d4 (1)"
-    assert advice({}, table)[0].endswith(f": {names}, and 2 other decoders.")
+    assert advice(table)[0].endswith(f": {names}, and 2 other decoders.")
 
 
 def test_table_is_aligned_and_explains_its_columns(circuit: BoardCircuit) -> None:

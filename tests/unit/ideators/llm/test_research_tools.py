@@ -182,6 +182,8 @@ def test_screen_and_lesson_over_the_api(tmp_path: Path) -> None:
 @pytest.mark.parametrize("use_tools", [True, False])
 def test_prompt_names_only_tools_that_are_offered(tmp_path: Path, use_tools: bool) -> None:
     notebook = Notebook(tmp_path / "notebook.jsonl")
-    request = LlmIdeator(ScriptedLM([]), notebook=notebook, use_tools=use_tools).request(ideator_view(env=ENV))
+    lm = ScriptedLM([])
+    lm.supports_tools = use_tools
+    request = LlmIdeator(lm, notebook=notebook).request(ideator_view(env=ENV))
     assert [one.name for one in request.tools if one.name == "write_lesson"] == ["write_lesson"] * use_tools
     assert ("write_lesson" in "\n".join(request.system)) == use_tools

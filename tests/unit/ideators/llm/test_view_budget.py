@@ -160,10 +160,14 @@ def test_more_rounds_than_fit_are_counted(role: LlmIdeator) -> None:
 @pytest.mark.parametrize("use_tools", [True, False])
 def test_view_names_only_tools_that_are_offered(use_tools: bool) -> None:
     """Command-line programs have none."""
+    lm = ScriptedLM([])
+    lm.supports_tools = use_tools
     ideator = LlmIdeator(
-        ScriptedLM([]), read_evidence=evidence, read_code=lambda branch, against: "+x\n" * 4000,
-        read_modules=lambda branch: {}, use_tools=use_tools,
-    )  # fmt: skip
+        lm,
+        read_evidence=evidence,
+        read_code=lambda branch, against: "+x\n" * 4000,
+        read_modules=lambda branch: {},
+    )
     text = ideator.request(view(40)).text()
     assert "texts are cut" in text and "(cut" in text
     assert ("read_round has them" in text, "read_code has all of it" in text) == (use_tools, use_tools)
