@@ -10,7 +10,7 @@ import pytest
 from click.core import ParameterSource
 
 import autoqec
-from autoqec.cli.autoqec import run as run_command
+from autoqec.cli.commands.run import command as run_command
 from autoqec.errors import UsageError
 from autoqec.launch.options import OPTION_DEFAULTS
 from tests.conftest import Workspace

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.core import ParameterSource
 
-from autoqec.cli.autoqec import run as run_cli_command
+from autoqec.cli.commands.run import command as run_cli_command
 from autoqec.errors import UsageError
 from autoqec.launch.options import RunOptions, parse_run_options
 from autoqec.llm.prices import price_list
