@@ -8,8 +8,8 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.decoders.decoding import CHUNK, MAX_CHUNK_VALUES
 from autoqec.decoders.threads import PART
 from autoqec.qec.codes import build_source
-from autoqec.qec.memory import MODEL, ModelSize, count_rounds
 from autoqec.qec.problem import error_model
+from autoqec.qec.problem_memory import MODEL, ModelSize, count_rounds
 from autoqec.system.memory import require_bytes
 
 BYTES_PER_VALUE = 8  # of a chunk: log-odds and a copy of them

@@ -20,7 +20,7 @@ from autoqec.launch import model_access, orchestrator_job, role_options, setting
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.batches import RoundDuration, batch_options
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
-from autoqec.qec.memory import ModelSize
+from autoqec.qec.problem_memory import ModelSize
 from autoqec.runner.devices import require_available
 from autoqec.store.files import load_env
 from autoqec.store.history import History

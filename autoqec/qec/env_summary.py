@@ -8,8 +8,8 @@ from autoqec.contracts.env import PREDICTED, EnvSpec
 from autoqec.contracts.verdict import Rate
 from autoqec.errors import UsageError
 from autoqec.qec import backends, external_decoders
-from autoqec.qec.memory import require_problem_memory
 from autoqec.qec.problem import Problem
+from autoqec.qec.problem_memory import require_problem_memory
 from autoqec.qec.sampling import band_seed, sample
 from autoqec.qec.stats import error_mask, rate
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autoqec.contracts.dsl import TrainingConfig
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile
-from autoqec.qec.memory import MODEL, ModelSize
+from autoqec.qec.problem_memory import MODEL, ModelSize
 from autoqec.runner.agents import MIN_SHOTS_PER_PASS
 from autoqec.runner.samplers import MAX_LABEL_BYTES, SHOTS_PER_DRAW
 from autoqec.system.memory import GB, require_at_most, require_bytes

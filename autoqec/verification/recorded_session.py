@@ -2,11 +2,11 @@
 
 The candidate at position t of the run's stream is tested on the t-th part of the sealed blocks, once: no later
 candidate depends on the shots that it will be tested on. Per block the candidate is paired with every baseline on the
-same shots (`qec.recorded.block_test`). Predictions of other decoders that the env names as `recorded:NAME` are read
-from their files, which no sandbox can reach, and are baselines like the others. The null hypothesis "not better than
-some baseline by the minimum gain" is rejected if each baseline's e-value reaches the level of e-LOND, so the smallest
-e-value is the evidence. The report's effect is against the strongest baseline, the one with the fewest errors on these
-blocks.
+same shots (`qec.recorded.block_comparison`). Predictions of other decoders that the env names as `recorded:NAME` are
+read from their files, which no sandbox can reach, and are baselines like the others. The null hypothesis "not better
+than some baseline by the minimum gain" is rejected if each baseline's e-value reaches the level of e-LOND, so the
+smallest e-value is the evidence. The report's effect is against the strongest baseline, the one with the fewest errors
+on these blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.contracts.verdict import Guard, PairedEffect, RecordedEvidence, SequentialTest, StoppedBy
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
-from autoqec.qec.recorded.block_test import BlockCounts
+from autoqec.qec.recorded.block_comparison import BlockCounts
 from autoqec.qec.recorded.env import open_checked
 from autoqec.qec.recorded.predictions import PredictedSpan
 from autoqec.qec.recorded.progress import SILENT, Reading, as_events

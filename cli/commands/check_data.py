@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import stim
 
     from autoqec.qec.problem import Problem
-    from autoqec.qec.recorded.block_test import BlockEffect
+    from autoqec.qec.recorded.block_comparison import BlockEffect
     from autoqec.qec.recorded.progress import Reading
     from autoqec.qec.recorded.shots import RecordedShots
 

@@ -10,7 +10,7 @@ import numpy as np
 from autoqec.contracts.recorded import RecordedBlock
 from autoqec.errors import UsageError
 from autoqec.qec.backends import Backend
-from autoqec.qec.recorded.block_test import BlockCounts, BlockEffect
+from autoqec.qec.recorded.block_comparison import BlockCounts, BlockEffect
 from autoqec.qec.recorded.progress import SILENT, Reading, Saved
 from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.recorded.split import Span

@@ -25,8 +25,8 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.models import load_models, model_env
 from autoqec.qec import shotfiles, soft_matching, weighted_mwpm
 from autoqec.qec.backends import make_backend
-from autoqec.qec.memory import ModelSize
 from autoqec.qec.problem import Problem, error_model
+from autoqec.qec.problem_memory import ModelSize
 from autoqec.qec.sampling import sample, unpack
 from autoqec.store.files import dump_config
 from autoqec.system import memory

@@ -14,8 +14,8 @@ from autoqec.errors import UsageError
 from autoqec.locate import BUILTIN
 from autoqec.orchestrator.run_checks import NetworkOptions, check_start, find_network_options
 from autoqec.qec import weighted_mwpm
-from autoqec.qec.memory import MODEL
 from autoqec.qec.problem import Problem
+from autoqec.qec.problem_memory import MODEL
 from autoqec.runner.round_memory import RoundMemory
 from autoqec.store.files import dump_config, load_env
 from autoqec.system import memory

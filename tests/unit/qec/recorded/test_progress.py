@@ -18,7 +18,7 @@ from autoqec.orchestrator.recorded_place import check_place
 from autoqec.orchestrator.run_checks import check_recorded
 from autoqec.qec.backends import make_backend
 from autoqec.qec.recorded import check, decoding, estimation, likelihood, progress, shots, statistics
-from autoqec.qec.recorded.block_test import BlockCounts
+from autoqec.qec.recorded.block_comparison import BlockCounts
 from autoqec.qec.recorded.check import check_blocks
 from autoqec.qec.recorded.decoding import SliceErrors, compare
 from autoqec.qec.recorded.env import check_hashes, read_manifest

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from autoqec.qec.recorded.block_test import STRENGTHS, BlockCounts, gain_interval, log_e_value
+from autoqec.qec.recorded.block_comparison import STRENGTHS, BlockCounts, gain_interval, log_e_value
 from benchmarks.drift import CORRELATED, DRIFTS, draw, drifting_streams, measure
 
 

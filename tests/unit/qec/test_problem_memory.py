@@ -11,8 +11,8 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
 from autoqec.locate import builtin_envs
 from autoqec.qec.env_summary import suggest_backend, summarize_env
-from autoqec.qec.memory import ModelSize, count_rounds
 from autoqec.qec.problem import Problem, error_model
+from autoqec.qec.problem_memory import ModelSize, count_rounds
 from autoqec.store.files import load_env
 from autoqec.system import memory
 from tests.support.envs import repetition, surface
