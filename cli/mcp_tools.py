@@ -161,18 +161,17 @@ class Tools:
         return memory.l2_for_ideator(files.parse_env(_env(layout), location=str(layout.env)), baseline)
 
     def _check_config(self, run: str, config: dict[str, Any]) -> dict[str, Any]:
-        from autoqec.ideators.limits import exceeded_limits
+        from autoqec.decoders.cost_limits import exceeded_limits, predict_cost
         from autoqec.ideators.proposal_checks import find_duplicate_round
-        from autoqec.reporting.predict_cost import predict_cost
 
         dsl, view = parse_dsl(config, location="config"), self._view(run)
-        env = _env(locate.run_layout(run, root=self._root))
+        env = view.require_env()
         cost = predict_cost(env, dsl)
         return {
             "valid": True,
             "measured_before_as_round": find_duplicate_round(view, dsl),
             **cost,
-            "within_bounds": not exceeded_limits(cost, view.require_env().constraints),
+            "within_bounds": not exceeded_limits(cost, env.constraints),
             "config": dsl.config(),
         }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import Constraints
+from autoqec.decoders.cost_limits import LIMITS
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec.problem import Problem
 
@@ -36,7 +37,7 @@ def require_feasible_limits(constraints: Constraints, problem: Problem, inputs: 
     if constraints.max_params >= _AMPLE_PARAMS * size and constraints.max_flops_per_syndrome >= _AMPLE_FLOPS * size:
         return
     costs = smallest_costs(problem, inputs)
-    for limit, what in (("max_params", "n_params"), ("max_flops_per_syndrome", "flops_per_syndrome")):
+    for what, limit in LIMITS:
         needed, allowed = min((cost[what] for cost in costs), default=0), getattr(constraints, limit)
         if needed > allowed:
             message = f"{limit} = {allowed}, but the smallest network for this code has {what} = {needed}"

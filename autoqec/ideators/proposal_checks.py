@@ -8,8 +8,8 @@ from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.env import Constraints
 from autoqec.contracts.trial import Trial
 from autoqec.contracts.views import IdeatorView, RoundRow
+from autoqec.decoders.cost_limits import exceeded_limits
 from autoqec.errors import ContractError
-from autoqec.ideators.limits import exceeded_limits
 from autoqec.ideators.search_state import ABORTED_STATUSES
 
 PredictCost = Callable[[PredecoderDSL], Mapping[str, int]]

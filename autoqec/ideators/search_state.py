@@ -13,9 +13,9 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.round import ForkFrom
 from autoqec.contracts.views import IdeatorView, RoundRow
+from autoqec.decoders.cost_limits import within_limits
 from autoqec.errors import ContractError
 from autoqec.ideators import space
-from autoqec.ideators.limits import within_limits
 from autoqec.ideators.space import Config, Params
 from autoqec.store.run_state import RoundSummary
 

@@ -16,6 +16,7 @@ from autoqec.contracts.events import LlmBudgetExhausted, LlmGivenUp, LlmUnusable
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
+from autoqec.decoders.cost_limits import predict_cost
 from autoqec.errors import ContractError, UsageError
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.launch.budget_left import remaining
@@ -26,7 +27,6 @@ from autoqec.llm.deadline import call_deadline, calls_end_within
 from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError
 from autoqec.llm.redact import redact_value
 from autoqec.reporting.machine_state import round_statistics
-from autoqec.reporting.predict_cost import predict_cost
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES
 from autoqec.system import machine
@@ -87,7 +87,7 @@ class LlmRoles:
 
             agent = checkpoint_agents.ideator(checkpoint, lm)
             return self._with_ledger("ideator", self._with_fallback("ideator", agent))
-        cost = partial(predict_cost, self._run.env_text)
+        cost = partial(predict_cost, self._run.env)
         code_may_change = self._choice.open_modules and "coder" in self._choice.models
         role = LlmIdeator(
             lm,
@@ -176,7 +176,7 @@ class LlmRoles:
         role = LlmCoder(
             self._clients["coder"],
             on_event=self._on_event,
-            predict_cost=partial(predict_cost, self._run.env_text),
+            predict_cost=partial(predict_cost, self._run.env),
             constraints=self._run.env.constraints,
             check_build=self.trials.check,
             find_duplicate=self.trials.find_duplicate,

@@ -16,7 +16,7 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.round import FailureCause, RoundMetrics
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.qec.stats import validation_effect
-from autoqec.reporting import advice, predict_cost, suggest_fix
+from autoqec.reporting import advice, suggest_fix
 from autoqec.reporting.advice import adopt_command
 from autoqec.reporting.measurements import loss_drops
 from autoqec.store import atomic, files, train_log
@@ -120,7 +120,7 @@ def _diagnose_failed(
         return Diagnosis(layout.round, metrics.status, cause, what, change, paths)
 
     if env_yaml is not None and metrics.status == "compile_error":
-        problem = predict_cost.env_problem(env_yaml)
+        problem = _why_unbuildable(env_yaml)
         if problem is not None:
             return diagnosis("env broken", "fix the env file and start a new run with it", what=problem)
     cause = metrics.failure_cause or _cause_of_version_1(metrics.status, reason, layout, config)
@@ -206,7 +206,18 @@ def _env_problem(text: str | None, recorded: str) -> str | None:
         return "env.yaml is missing or cannot be read"
     if sha256_bytes(text.encode()) != recorded:
         return "env.yaml has changed since the run was started: its hash differs from the one in run.json"
-    return predict_cost.env_problem(text)
+    return _why_unbuildable(text)
+
+
+def _why_unbuildable(env_yaml: str) -> str | None:
+    """Return why no decoding problem can be built from the env; None if it can."""
+    from autoqec.qec.problem import Problem
+
+    try:
+        Problem.from_env(files.parse_env(env_yaml, location="env"))
+    except (AutoqecError, ValueError, MemoryError) as error:
+        return str(error)
+    return None
 
 
 def _metrics(layout: RoundLayout) -> RoundMetrics:

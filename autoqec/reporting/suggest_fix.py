@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from autoqec.contracts.dsl import DEPTH_FIELDS, FAMILIES, WIDTH_FIELDS, PredecoderDSL, TrainingConfig
-from autoqec.contracts.env import EnvSpec
+from autoqec.decoders.cost_limits import exceeded_limits, predict_cost
 from autoqec.errors import AutoqecError
-from autoqec.reporting import predict_cost
 from autoqec.reporting.advice import can_start_finetuning
 from autoqec.reporting.config_diff import differing_keys, flatten_config
+from autoqec.store.files import parse_env
 
 Config = dict[str, Any]
 SHRINK_FACTORS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
@@ -133,8 +133,11 @@ def _can_have_gate(env_yaml: str | None) -> bool:
     """Return whether the env's problem has a complementary gap; without an env it is not known."""
     if env_yaml is None:
         return False
+    from autoqec.decoders.gating import has_gap
+    from autoqec.qec.problem import Problem
+
     try:
-        return predict_cost.can_have_gate(env_yaml)
+        return has_gap(Problem.from_env(parse_env(env_yaml, location="env")))
     except (AutoqecError, ValueError):
         return False
 
@@ -157,15 +160,11 @@ def _within_limits(config: Config, env_yaml: str | None) -> bool:
     """Return whether the config respects the env's limits; without an env there are none."""
     if env_yaml is None:
         return True
-    from autoqec.store.files import parse_env
-
-    env: EnvSpec = parse_env(env_yaml, location="env")
+    env = parse_env(env_yaml, location="env")
     try:
-        cost = predict_cost.predict_cost(env_yaml, PredecoderDSL.model_validate(config))
+        return not exceeded_limits(predict_cost(env, PredecoderDSL.model_validate(config)), env.constraints)
     except (AutoqecError, ValidationError, ValueError):
         return False
-    bounds = env.constraints
-    return cost["n_params"] <= bounds.max_params and cost["flops_per_syndrome"] <= bounds.max_flops_per_syndrome
 
 
 def _without_invalid_keys(config: Config) -> Config:

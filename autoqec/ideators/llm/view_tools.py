@@ -13,9 +13,9 @@ from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.verdict import Verdict
 from autoqec.contracts.views import IdeatorView
+from autoqec.decoders.cost_limits import exceeded_limits
 from autoqec.errors import AutoqecError, ContractError, StorageError
 from autoqec.ideators import space
-from autoqec.ideators.limits import exceeded_limits
 from autoqec.ideators.llm import view_text
 from autoqec.ideators.llm.data_blocks import data_block, fit_lines, sanitize
 from autoqec.ideators.proposal_checks import PredictCost, find_duplicate_round

@@ -17,11 +17,11 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.views import IdeatorView
 from autoqec.decoders import flops
+from autoqec.decoders.cost_limits import within_limits
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.ideators import evolve, moves, search_state, space, tpe
 from autoqec.ideators import random as uniform
 from autoqec.ideators.hybrid import Hybrid
-from autoqec.ideators.limits import within_limits
 from autoqec.ideators.search_state import SearchState, with_expected_labels
 from autoqec.qec.problem import Problem
 from autoqec.store.files import load_env

@@ -13,9 +13,9 @@ import autoqec
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig, parse_dsl
 from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
+from autoqec.decoders.cost_limits import predict_cost
 from autoqec.errors import UsageError
 from autoqec.reporting.diagnose import diagnose_round, diagnose_run
-from autoqec.reporting.predict_cost import predict_cost
 from autoqec.runner.runner import run_round
 from autoqec.store import atomic, files
 from autoqec.store.files import load_env
@@ -66,7 +66,7 @@ def test_network_above_the_limits_is_shrunk_until_it_fits(tmp_path: Path, env: s
     found = diagnose_round(layout, env)
     assert found.cause == "cost limit" and found.config is not None and found.change is not None
     assert set(found.change) == {"mlp.hidden"} and found.change["mlp.hidden"][0] == 4096
-    cost = predict_cost(env, parse_dsl(found.config))
+    cost = predict_cost(files.parse_env(env, location="env"), parse_dsl(found.config))
     assert cost["n_params"] <= 200_000 and cost["flops_per_syndrome"] <= 2_000_000
 
 

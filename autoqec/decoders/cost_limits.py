@@ -1,18 +1,34 @@
-"""The env's limits on parameters and FLOPs, checked before a round is spent on a config."""
+"""Prediction of a config's cost by counting its network, and the env's limits on that cost.
+
+Imports torch and stim only when a network is counted.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from autoqec.contracts.base import canonical_json
-from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.env import Constraints, EnvSpec
 from autoqec.errors import AutoqecError
 
-_LIMITS = (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syndrome"))
+LIMITS = (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syndrome"))
 _NOT_OF_THE_NETWORK = ("training", "gate")  # keys of a config
+
+
+def predict_cost(env: EnvSpec, dsl: PredecoderDSL) -> dict[str, int]:
+    """Return {n_params, flops_per_syndrome} of a config on an env, with the modules of the installed package.
+
+    Configs that differ in training or gate alone are counted once.
+
+    Raises:
+        ContractError, ValueError: The config does not fit the env's code.
+    """
+    network = {key: value for key, value in dsl.config().items() if key not in _NOT_OF_THE_NETWORK}
+    return dict(_cost(canonical_json(env.dump()), canonical_json(network)))
 
 
 def exceeded_limits(cost: Mapping[str, int], constraints: Constraints | None) -> list[str]:
@@ -22,10 +38,10 @@ def exceeded_limits(cost: Mapping[str, int], constraints: Constraints | None) ->
         cost: `n_params` and `flops_per_syndrome` of a config.
         constraints: The env's limits; None checks nothing.
     """
-    limits = {} if constraints is None else {name: getattr(constraints, limit) for name, limit in _LIMITS}
+    limits = {} if constraints is None else {name: getattr(constraints, limit) for name, limit in LIMITS}
     return [
         f"{name} = {cost[name]} exceeds the limit {limit} = {limits[name]} of the env"
-        for name, limit in _LIMITS
+        for name, limit in LIMITS
         if name in limits and cost.get(name, 0) > limits[name]
     ]
 
@@ -33,14 +49,12 @@ def exceeded_limits(cost: Mapping[str, int], constraints: Constraints | None) ->
 def within_limits(config: dict[str, Any], env: EnvSpec | None) -> bool:
     """Return whether the network of a config, as the installed modules build it, is within the env's limits.
 
-    A config that they cannot build is not judged here: code of a branch may build it. Configs that differ in training
-    or gate alone are counted once.
+    A config that they cannot build counts as within them: code of a branch may build it.
     """
     if env is None:
         return True
     try:
-        network = {key: value for key, value in config.items() if key not in _NOT_OF_THE_NETWORK}
-        return not exceeded_limits(_cost(canonical_json(env.dump()), canonical_json(network)), env.constraints)
+        return not exceeded_limits(predict_cost(env, parse_dsl(config)), env.constraints)
     except (AutoqecError, ValueError):
         return True
 
@@ -48,8 +62,6 @@ def within_limits(config: dict[str, Any], env: EnvSpec | None) -> bool:
 @lru_cache(maxsize=4096)
 def _cost(env_text: str, network_text: str) -> dict[str, int]:
     """Return {n_params, flops_per_syndrome} of a network on an env, both as JSON."""
-    import json
-
     from autoqec.decoders.dsl_compiler import compile_predecoder
     from autoqec.decoders.flops import count
 
