@@ -17,7 +17,7 @@ import numpy as np
 from autoqec.board import decoders as board_decoders
 from autoqec.board.builtin import matching
 from autoqec.board.circuits import load_circuit
-from autoqec.board.process import CancelledError, DecoderFailedError, DecoderProcess, decoder_process
+from autoqec.board.process import DecoderCancelledError, DecoderFailedError, DecoderProcess, decoder_process
 from autoqec.board.results import append_measurement, blocks, read_measurements
 from autoqec.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS, Model
 from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement, MeasurementStatus
@@ -225,7 +225,7 @@ class _Measurement:
             except DecoderFailedError as failure:
                 self._flush(failure.status, str(failure))
                 return
-            except CancelledError:  # the block that was being decoded is left out
+            except DecoderCancelledError:  # the block that was being decoded is left out
                 pass
         self._flush("ok")
 

@@ -16,7 +16,7 @@ LABEL_HEIGHT, CHARACTER_WIDTH = 10.0, 5.5  # of the font in which points are lab
 
 
 @dataclass(frozen=True)
-class Point:
+class PlottedCell:
     """A cell in a scatter plot.
 
     Attributes:
@@ -54,7 +54,7 @@ class Plot:
     """
 
     circuit: str
-    points: tuple[Point, ...]
+    points: tuple[PlottedCell, ...]
     x_label: str
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
@@ -123,7 +123,9 @@ def plot(name: str, group: Sequence[Cell]) -> Plot | None:
         assert cell.rate is not None
         at_x, at_y = x(times[cell.decoder]), y(cell.rate.rate)
         label_y, label_end = _place(labels, cell.decoder, at_x, at_y)
-        points.append(Point(cell, at_x, at_y, y(cell.rate.low), y(cell.rate.high), cell in front, label_y, label_end))
+        points.append(
+            PlottedCell(cell, at_x, at_y, y(cell.rate.low), y(cell.rate.high), cell in front, label_y, label_end)
+        )
     return Plot(
         circuit=name,
         points=tuple(points),

@@ -45,12 +45,12 @@ class DecoderFailedError(Exception):
         self.status = status
 
 
-class CancelledError(Exception):
+class DecoderCancelledError(Exception):
     """The decoder was ended by `cancel`."""
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class BlockAnswer:
     """Predictions for a block, bool [n, n_observables], and CPU times in seconds; None without a matching graph."""
 
     predictions: np.ndarray
@@ -61,8 +61,8 @@ class Answer:
 class DecoderProcess:
     """A running decoder.
 
-    Every method raises DecoderFailedError if it raises, ends, hangs or answers nonsense, and CancelledError after
-    `cancel`.
+    Every method raises DecoderFailedError if it raises, ends, hangs or answers nonsense, and DecoderCancelledError
+    after `cancel`.
     """
 
     def __init__(self, process: child.Process, log: Path, timeout_s: float) -> None:
@@ -90,7 +90,7 @@ class DecoderProcess:
         self._n_observables = model.L.shape[0]
         self._ask(_request(decoder, str(model.dem), model.matchable), 0)
 
-    def decode(self, detection_events: np.ndarray) -> Answer:
+    def decode(self, detection_events: np.ndarray) -> BlockAnswer:
         """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)]."""
         shape = (len(detection_events), -(-self._n_observables // 8))
         size = TIMES.size + shape[0] * shape[1]
@@ -100,7 +100,7 @@ class DecoderProcess:
         reference = None if math.isnan(reference_cpu_s) else reference_cpu_s
         if not (math.isfinite(cpu_s) and cpu_s >= 0 and (reference is None or 0 <= reference < math.inf)):
             raise DecoderFailedError("error", "the process reported an impossible CPU time")
-        return Answer(unpack(packed, self._n_observables).astype(bool), cpu_s, reference)
+        return BlockAnswer(unpack(packed, self._n_observables).astype(bool), cpu_s, reference)
 
     def _ask(self, payload: bytes, size: int | None = None) -> bytes:
         """Send one request; return its answer, of `size` bytes if given."""
@@ -121,7 +121,7 @@ class DecoderProcess:
             answer = self._process.stdout.read(length)
         except (OSError, ValueError, struct.error) as error:
             if self._cancelled.is_set():
-                raise CancelledError from error
+                raise DecoderCancelledError from error
             if expired.is_set():
                 raise DecoderFailedError("timeout", f"no answer within {self._timeout_s:g} s") from error
             raise DecoderFailedError("error", f"its process ended: {self._end()}") from error
@@ -129,7 +129,7 @@ class DecoderProcess:
             watchdog.cancel()
         if len(answer) != length:
             if self._cancelled.is_set():
-                raise CancelledError
+                raise DecoderCancelledError
             raise DecoderFailedError("error", f"its process ended: {self._end()}")
         if tag == FAILED:
             raise _reported(answer)

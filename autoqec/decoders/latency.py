@@ -25,7 +25,7 @@ Decode = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Latency:
+class DecodingTimes:
     """Times of one decoder on one machine.
 
     Attributes:
@@ -43,7 +43,7 @@ class Latency:
     batch_us_per_shot: float
 
 
-def measure_latency(decode: Decode, detection_events: np.ndarray) -> Latency:
+def measure_latency(decode: Decode, detection_events: np.ndarray) -> DecodingTimes:
     """Decode shots one by one, then together.
 
     Args:
@@ -52,7 +52,7 @@ def measure_latency(decode: Decode, detection_events: np.ndarray) -> Latency:
     """
     _, elapsed_us = decode_one_by_one(decode, detection_events)
     _, batch_s = cpu_timed(decode, detection_events)
-    return Latency(len(detection_events), *latency_quantiles(elapsed_us), 1e6 * batch_s / len(detection_events))
+    return DecodingTimes(len(detection_events), *latency_quantiles(elapsed_us), 1e6 * batch_s / len(detection_events))
 
 
 def decode_one_by_one(
@@ -85,7 +85,7 @@ def decode_one_by_one(
     return np.concatenate(predictions), np.array(times_ns) / 1e3
 
 
-def compare_latency(decoder: CheckpointDecoder, detection_events: np.ndarray) -> dict[str, Latency]:
+def compare_latency(decoder: CheckpointDecoder, detection_events: np.ndarray) -> dict[str, DecodingTimes]:
     """Measure the predecoder, and correlated matching if the code has a matching graph, on the same shots."""
     decoders: dict[str, Decode] = {"predecoder": decoder.decode}
     if decoder.problem.env.backend == "mwpm":

@@ -23,7 +23,7 @@ PART = 8 * CHUNK  # shots of a part: whole chunks, so that networks see the same
 PARTS_AHEAD = 2  # parts per thread that are read before their turn; bounds memory
 
 
-class Decoder(Protocol):
+class ShotDecoder(Protocol):
     """What a thread calls; `CheckpointDecoder` is one."""
 
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ def decoders_needed(threads: int, n_shots: int | None) -> int:
     return threads if n_shots is None else max(1, min(threads, -(-n_shots // PART)))
 
 
-def decode_parts(decoders: Sequence[Decoder], parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+def decode_parts(decoders: Sequence[ShotDecoder], parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Decode parts of the shots with one thread per decoder; torch itself uses one thread in each.
 
     Args:
@@ -60,7 +60,7 @@ def decode_parts(decoders: Sequence[Decoder], parts: Iterable[np.ndarray]) -> It
         for part in parts:
             yield decoders[0].decode(part)
         return
-    idle: queue.SimpleQueue[Decoder] = queue.SimpleQueue()
+    idle: queue.SimpleQueue[ShotDecoder] = queue.SimpleQueue()
     for decoder in decoders:
         idle.put(decoder)
 
@@ -84,7 +84,7 @@ def decode_parts(decoders: Sequence[Decoder], parts: Iterable[np.ndarray]) -> It
         pool.shutdown(cancel_futures=True)
 
 
-def decode_array(decoders: Sequence[Decoder], detection_events: np.ndarray) -> np.ndarray:
+def decode_array(decoders: Sequence[ShotDecoder], detection_events: np.ndarray) -> np.ndarray:
     """Decode bit-packed detection events with one thread per decoder, see `decode_parts`."""
     parts = (detection_events[start : start + PART] for start in range(0, max(len(detection_events), 1), PART))
     return np.concatenate(list(decode_parts(decoders, parts)))

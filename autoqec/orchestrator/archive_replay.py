@@ -38,7 +38,7 @@ from autoqec.system.git.trees import check_trees, largest_checkout
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """What a replay is about to do.
 
     Attributes:
@@ -76,7 +76,7 @@ def replay_archive(
     into: Path,
     *,
     on_event: OnEvent,
-    on_plan: Callable[[Plan], None] = lambda plan_recovery: None,
+    on_plan: Callable[[ReplayPlan], None] = lambda plan_recovery: None,
     recorded: Path | None = None,
 ) -> RestoredRun:
     """Restore an archive into a new repository at `into` and verify it again, offline.
@@ -193,13 +193,13 @@ def _require_trusted_decoders(env: EnvSpec) -> None:
             decoder_trust.locate(name, spec, location=f"env `{env.name}`, field `baselines`")
 
 
-def _planned(manifest: ArchiveManifest, into: Path, rows: list[HistoryRow], *, repeatable: bool) -> Plan:
+def _planned(manifest: ArchiveManifest, into: Path, rows: list[HistoryRow], *, repeatable: bool) -> ReplayPlan:
     replayed = sum(
         round_state.row.status == "ok" and round_state.row.verify_verdict is not None
         for round_state in fold(rows).rounds.values()
     )
     replayed = replayed if repeatable else 0
-    return Plan(manifest, into, len(rows), replayed, sandbox.probe() if replayed else None)
+    return ReplayPlan(manifest, into, len(rows), replayed, sandbox.probe() if replayed else None)
 
 
 def _restore_branches(manifest: ArchiveManifest, bundle: Path, layout: RunLayout, rows: list[HistoryRow]) -> Repo:

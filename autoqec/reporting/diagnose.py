@@ -29,7 +29,7 @@ Cause = FailureCause | Literal["env broken", "does harm", "no effect", "conflict
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class RoundDiagnosis:
     """Diagnosis of one round, or of the env (round: None).
 
     Attributes:
@@ -55,7 +55,7 @@ class Diagnosis:
         return asdict(self)
 
 
-def diagnose_run(layout: RunLayout) -> list[Diagnosis]:
+def diagnose_run(layout: RunLayout) -> list[RoundDiagnosis]:
     """Diagnose every round that failed or had no effect; only the env if that is damaged.
 
     Raises:
@@ -68,17 +68,17 @@ def diagnose_run(layout: RunLayout) -> list[Diagnosis]:
     if problem is not None:
         restore = "restore env.yaml from its commit or archive; run.json holds its hash"
         see = tuple(str(path) for path in (layout.env, layout.run_info) if path.exists())
-        return [Diagnosis(None, "paused", "env broken", problem, restore, see)]
+        return [RoundDiagnosis(None, "paused", "env broken", problem, restore, see)]
     diagnoses = []
     for attempt in rounds:
         row = attempt.row
         if row.status == "orphaned_branch":
             command, see = adopt_command(layout, (attempt,)), (str(layout.history),)
-            diagnoses.append(Diagnosis(row.round, row.status, "aborted", row.status_reason or "", command, see))
+            diagnoses.append(RoundDiagnosis(row.round, row.status, "aborted", row.status_reason or "", command, see))
         elif row.status == "compose_conflict":
             message = f"the branches do not merge; both changed {', '.join(row.conflicting_files or ())}"
             other = "compose branches that changed different keys"
-            diagnoses.append(Diagnosis(row.round, row.status, "conflict", message, other))
+            diagnoses.append(RoundDiagnosis(row.round, row.status, "conflict", message, other))
         else:
             diagnoses.append(diagnose_round(layout.round(row.round), env_yaml, row, info.profile))
     return [diagnosis for diagnosis in diagnoses if diagnosis.cause != "none"]
@@ -89,7 +89,7 @@ def diagnose_round(
     env_yaml: str | None = None,
     metrics: RoundMetrics | None = None,
     profile: str | None = None,
-) -> Diagnosis:
+) -> RoundDiagnosis:
     """Diagnose one round directory.
 
     Args:
@@ -112,12 +112,12 @@ def diagnose_round(
 
 def _diagnose_failed(
     metrics: RoundMetrics, layout: RoundLayout, config: dict[str, Any] | None, env_yaml: str | None
-) -> Diagnosis:
+) -> RoundDiagnosis:
     reason = " ".join((metrics.status_reason or "").split())
 
-    def diagnosis(cause: Cause, change: str, *see: Path, what: str = reason) -> Diagnosis:
+    def diagnosis(cause: Cause, change: str, *see: Path, what: str = reason) -> RoundDiagnosis:
         paths = tuple(str(path) for path in (*see, layout.metrics) if path.exists())
-        return Diagnosis(layout.round, metrics.status, cause, what, change, paths)
+        return RoundDiagnosis(layout.round, metrics.status, cause, what, change, paths)
 
     if env_yaml is not None and metrics.status == "compile_error":
         problem = _why_unbuildable(env_yaml)
@@ -175,22 +175,22 @@ _ADVICE: dict[FailureCause, str] = {
 
 def _diagnose_measured(
     metrics: RoundMetrics, layout: RoundLayout, config: dict[str, Any] | None, backend: str, profile: str | None
-) -> Diagnosis:
+) -> RoundDiagnosis:
     """Diagnose a measured round: harmful, without effect, or fine."""
     effect, drops = validation_effect(metrics), loss_drops(layout)
     see = tuple(str(path) for path in (layout.metrics, layout.train_log) if path.exists())
     loss_text = "".join(f"; the loss of {phase} fell by {100 * drop:.0f}%" for phase, drop in drops.items())
     if effect is None or effect.delta_low > 0:
-        return Diagnosis(layout.round, "ok", "none", "the round has an effect", "")
+        return RoundDiagnosis(layout.round, "ok", "none", "the round has an effect", "")
     effect_text = f"delta {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}] per shot{loss_text}"
     counts = f"{effect.counts.fixed} shots fixed, {effect.counts.broken} broken"
     if not effect.counts.fixed and not effect.counts.broken:
         counts = "the network changed the outcome of no shot"
     if effect.delta_high < 0:
         harm = advice.after_harm(config)
-        return Diagnosis(layout.round, "ok", "does harm", f"{effect_text}: {counts}", harm, see)
+        return RoundDiagnosis(layout.round, "ok", "does harm", f"{effect_text}: {counts}", harm, see)
     change = advice.without_effect(config, backend, profile)
-    return Diagnosis(layout.round, "ok", "no effect", f"{effect_text}: {counts}", change, see)
+    return RoundDiagnosis(layout.round, "ok", "no effect", f"{effect_text}: {counts}", change, see)
 
 
 def _backend(env_yaml: str | None) -> str:

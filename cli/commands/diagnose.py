@@ -10,7 +10,7 @@ from autoqec import locate
 from autoqec.cli import llm_summary
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
-from autoqec.reporting.diagnose import Diagnosis
+from autoqec.reporting.diagnose import RoundDiagnosis
 from autoqec.store import layout
 
 
@@ -50,7 +50,7 @@ def command(target: str, write: Path | None, model: str | None, out: Output) -> 
         out.say(f"Patched config: {write}. Try it: autoqec run-round ENV {write} NEW_DIR")
 
 
-def _diagnose(target: str) -> list[Diagnosis]:
+def _diagnose(target: str) -> list[RoundDiagnosis]:
     from autoqec.reporting.diagnose import diagnose_round, diagnose_run
     from autoqec.store.round_layout import RoundLayout
 
@@ -63,7 +63,7 @@ def _diagnose(target: str) -> list[Diagnosis]:
     return [diagnose_round(round_layout, env.read_text(encoding="utf-8") if env.is_file() else None)]
 
 
-def _write(diagnoses: list[Diagnosis], target: Path) -> None:
+def _write(diagnoses: list[RoundDiagnosis], target: Path) -> None:
     from autoqec.store import atomic
     from autoqec.store.files import dump_config
 

@@ -24,7 +24,7 @@ FREE_GB = 2.0  # more than artifacts and worktrees of a dev run need
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """Result of one check.
 
     Attributes:
@@ -56,27 +56,27 @@ def command(out: Output) -> None:
         raise click.exceptions.Exit(2)
 
 
-def _python() -> Iterator[Finding]:
+def _python() -> Iterator[CheckResult]:
     version = ".".join(map(str, sys.version_info[:3]))
     supported = sys.version_info >= (3, 11)
-    yield Finding(
+    yield CheckResult(
         "python", "ok" if supported else "error", version, None if supported else "install Python 3.11 or newer"
     )
 
 
-def _libraries() -> Iterator[Finding]:
+def _libraries() -> Iterator[CheckResult]:
     import importlib
 
     for name in ("torch", "stim", "pymatching", "optuna"):
         try:
             module = importlib.import_module(name)
         except (ImportError, OSError) as error:
-            yield Finding(name, "error", f"cannot be imported: {error}", "pip install --force-reinstall autoqec")
+            yield CheckResult(name, "error", f"cannot be imported: {error}", "pip install --force-reinstall autoqec")
             continue
-        yield Finding(name, "ok", str(getattr(module, "__version__", "present")))
+        yield CheckResult(name, "ok", str(getattr(module, "__version__", "present")))
 
 
-def _matching() -> Iterator[Finding]:
+def _matching() -> Iterator[CheckResult]:
     try:
         from autoqec.decoders import local_forward
         from autoqec.qec import weighted_mwpm
@@ -85,29 +85,29 @@ def _matching() -> Iterator[Finding]:
     reinstall_hint = "pip install --force-reinstall --no-deps autoqec"
     if weighted_mwpm.compiled_matcher() is None:
         message = "per-shot weights in PyMatching only, many times slower: the package was built without a C compiler"
-        yield Finding("matching", "warning", message, f"install a C compiler, then {reinstall_hint}")
+        yield CheckResult("matching", "warning", message, f"install a C compiler, then {reinstall_hint}")
     elif weighted_mwpm.is_outdated():
-        yield Finding(
+        yield CheckResult(
             "matching", "warning", "per-shot weights in C, built from an older weighted_mwpm.c", reinstall_hint
         )
     elif local_forward.compiled_network() is None or local_forward.is_outdated():
         message = "per-shot weights in C; networks of type `local` in torch, slower, or built from older files"
-        yield Finding("matching", "warning", message, reinstall_hint)
+        yield CheckResult("matching", "warning", message, reinstall_hint)
     else:
-        yield Finding("matching", "ok", "per-shot weights in C")
+        yield CheckResult("matching", "ok", "per-shot weights in C")
 
 
-def _git() -> Iterator[Finding]:
+def _git() -> Iterator[CheckResult]:
     from autoqec import locate
 
     try:
         root = locate.workspace_root()
-        yield Finding("git", "ok", f"in the repository {root}")
+        yield CheckResult("git", "ok", f"in the repository {root}")
     except AutoqecError as error:
-        yield Finding("git", "warning", error.message, error.hint)
+        yield CheckResult("git", "warning", error.message, error.hint)
 
 
-def _sandbox() -> Iterator[Finding]:
+def _sandbox() -> Iterator[CheckResult]:
     from autoqec.system import sandbox
     from autoqec.system.sandbox import bubblewrap
 
@@ -116,43 +116,43 @@ def _sandbox() -> Iterator[Finding]:
     why = "".join(f"; no {name}: {sandbox.unavailable_reason(name)}" for name in stronger)
     message = f"{sandbox_backend}: {BACKEND_EFFECTS[sandbox_backend]}{why}"
     if sandbox_backend == "bubblewrap":
-        yield Finding("sandbox", "ok", f"{message} ({bubblewrap.describe()})")
+        yield CheckResult("sandbox", "ok", f"{message} ({bubblewrap.describe()})")
     else:
         if sandbox_backend == "landlock" and os.geteuid() == 0:
             message += "; root can read files of other users: run as another user"
         hint = sandbox.INSTALL if sandbox.chosen() == "auto" else f"unset {sandbox.CHOICE}"
-        yield Finding("sandbox", "warning", message, hint)
+        yield CheckResult("sandbox", "warning", message, hint)
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[CheckResult]:
     from autoqec.system import machine
 
     state = machine.snapshot(Path.cwd())
-    yield Finding("processor", "ok", f"{state['cpu']['cores']} cores, {state['cpu']['model']}")
+    yield CheckResult("processor", "ok", f"{state['cpu']['cores']} cores, {state['cpu']['model']}")
     gpu = state["gpu"]
-    yield Finding("gpu", "ok", gpu["name"] if gpu else "none; training runs on the processor")
+    yield CheckResult("gpu", "ok", gpu["name"] if gpu else "none; training runs on the processor")
     free = state["disk"].get("free_gb")
     if free is None or free >= FREE_GB:
-        yield Finding("disk", "ok", f"{free} GB free")
+        yield CheckResult("disk", "ok", f"{free} GB free")
     else:
-        yield Finding("disk", "error", f"{free} GB free, {FREE_GB} needed", "free disk space: autoqec gc")
+        yield CheckResult("disk", "error", f"{free} GB free, {FREE_GB} needed", "free disk space: autoqec gc")
 
 
-def _slurm() -> Iterator[Finding]:
+def _slurm() -> Iterator[CheckResult]:
     """SLURM is optional: a machine without it is ok."""
     from autoqec.system import slurm
 
     if shutil.which("sbatch") is None:
-        yield Finding("slurm", "ok", "not installed; rounds run on this machine")
+        yield CheckResult("slurm", "ok", "not installed; rounds run on this machine")
         return
     try:
         slurm.check({})
     except AutoqecError as error:
-        yield Finding("slurm", "warning", f"--executor slurm cannot be used: {error.message}", error.hint)
+        yield CheckResult("slurm", "warning", f"--executor slurm cannot be used: {error.message}", error.hint)
     else:
-        yield Finding("slurm", "ok", "the controller accepts jobs: --executor slurm")
+        yield CheckResult("slurm", "ok", "the controller accepts jobs: --executor slurm")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
     _python, _libraries, _matching, _git, _sandbox, _machine, _slurm
 )  # fmt: skip

@@ -12,7 +12,7 @@ from autoqec.cli.common import Output, options, recorded_option, trust_option
 from autoqec.reporting.text import plain, pluralize
 
 if TYPE_CHECKING:
-    from autoqec.orchestrator.archive_replay import Plan
+    from autoqec.orchestrator.archive_replay import ReplayPlan
 
 
 @click.command("replay")
@@ -43,7 +43,7 @@ def command(archive: Path, into: Path | None, recorded: Path | None, out: Output
         raise click.exceptions.Exit(1)
 
 
-def _show(out: Output, plan: Plan) -> None:
+def _show(out: Output, plan: ReplayPlan) -> None:
     """Print what the replay will do, before it does."""
     manifest = plan.manifest
     size = sum(entry.bytes for entry in manifest.files)

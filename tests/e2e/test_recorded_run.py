@@ -19,7 +19,7 @@ from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.archive_pack import package_run
-from autoqec.orchestrator.archive_replay import Plan, replay_archive
+from autoqec.orchestrator.archive_replay import ReplayPlan, replay_archive
 from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
 from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.store.recorded_layout import recorded_location, visible_shots
@@ -106,7 +106,7 @@ def check_replay_elsewhere(archive: Path, data: Path, elsewhere: Path) -> Path:
     with pytest.raises(UsageError, match="not a directory") as gone:
         replay_archive(archive, elsewhere / "gone", on_event=ignore, recorded=data)
     assert "--recorded" in str(gone.value.hint)
-    plans: list[Plan] = []
+    plans: list[ReplayPlan] = []
     flips = moved / "flips1.01"
     content = flips.read_bytes()
     flips.write_bytes(content[:-2] + (b"1" if content[-2:-1] == b"0" else b"0") + content[-1:])

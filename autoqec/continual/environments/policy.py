@@ -27,7 +27,7 @@ from autoqec.continual.environments.serial import SerialEnvironments
 
 
 @dataclass(frozen=True)
-class PolicyConfig:
+class DesignPolicyConfig:
     """Hyper-parameters of the policy.
 
     Attributes:
@@ -85,9 +85,9 @@ class PolicyLearner:
     """Draws designs and learns from their losses. Equal seeds and losses give equal designs."""
 
     def __init__(
-        self, action_space: ActionSpace, n_inputs: int, *, seed: int, config: PolicyConfig | None = None
+        self, action_space: ActionSpace, n_inputs: int, *, seed: int, config: DesignPolicyConfig | None = None
     ) -> None:
-        self.action_space, self.config = action_space, config or PolicyConfig()
+        self.action_space, self.config = action_space, config or DesignPolicyConfig()
         self.stepper, self.observer, self.tensorizer = (
             DesignStepper(action_space),
             ExplicitObserver(action_space),

@@ -18,7 +18,7 @@ from autoqec.continual.runtime.config import RunTimeConfig
 from autoqec.continual.runtime.episode import EpisodeResult, ScoredStep, play_episode
 from autoqec.continual.runtime.metrics import EpisodeRecord, aggregate
 from autoqec.continual.runtime.scores import ScoreFiles, ScoreWriter
-from autoqec.continual.runtime.validation import ValidationResult, validate
+from autoqec.continual.runtime.validation import ValidationEpisodes, validate
 from autoqec.errors import UsageError
 from autoqec.store import atomic
 
@@ -207,7 +207,7 @@ class RunTime:
         self.logger.info("validation after %d episodes: mean score %.4f", seen, result.mean_score)
         return True
 
-    def _val_records(self, envs: list[Environment], result: ValidationResult) -> list[dict[str, Any]]:
+    def _val_records(self, envs: list[Environment], result: ValidationEpisodes) -> list[dict[str, Any]]:
         return [
             self._score_writer.record("val", episode, number, step, env)
             for episode, (env, episode_result) in enumerate(zip(envs, result.episode_result, strict=True), start=1)

@@ -16,7 +16,7 @@ from autoqec.continual.runtime.metrics import mean
 
 
 @dataclass(frozen=True)
-class ValidationResult:
+class ValidationEpisodes:
     """Episodes in the order of the dataset."""
 
     episode_result: tuple[EpisodeResult, ...]
@@ -44,7 +44,7 @@ def validate(
     max_steps: int | None,
     calls: Callable[[int, Environment], EpisodeCallLog | None],
     on_done: Callable[[], None],
-) -> ValidationResult:
+) -> ValidationEpisodes:
     """Play each environment once with its own clone of the agent, whose mode is restored afterwards.
 
     Args:
@@ -72,4 +72,4 @@ def validate(
         return episode_result
 
     with agent.eval_mode(), ThreadPoolExecutor(workers, thread_name_prefix="validation") as pool:
-        return ValidationResult(tuple(pool.map(validate_one, range(len(envs)))))
+        return ValidationEpisodes(tuple(pool.map(validate_one, range(len(envs)))))

@@ -36,15 +36,15 @@ class CandidateFailure:
 
 
 @dataclass(frozen=True)
-class Usage:
+class ProcessUsage:
     """Resources of a process tree so far."""
 
     cpu_s: float
     memory_bytes: int
 
-    def since(self, earlier: Usage) -> Usage:
+    def since(self, earlier: ProcessUsage) -> ProcessUsage:
         """Return the difference from an earlier reading."""
-        return Usage(self.cpu_s - earlier.cpu_s, self.memory_bytes - earlier.memory_bytes)
+        return ProcessUsage(self.cpu_s - earlier.cpu_s, self.memory_bytes - earlier.memory_bytes)
 
 
 class CandidateClient:
@@ -67,7 +67,7 @@ class CandidateClient:
         self._in = bytearray()
         self._expected: deque[int] = deque()
         self._failure_reason: CandidateFailure | None = None
-        self._at_ready = Usage(0.0, 0)
+        self._at_ready = ProcessUsage(0.0, 0)
         for fd in (self._stdin_fd, self._stdout_fd):
             os.set_blocking(fd, False)
 
@@ -97,13 +97,13 @@ class CandidateClient:
             return self._fail(CandidateFailure("protocol", "the first answer is not a JSON object"))
         return model_info
 
-    def usage(self) -> Usage:
+    def usage(self) -> ProcessUsage:
         """Read CPU time and anonymous memory of the process tree; zeros after it has ended."""
         pids = procfs.process_tree(self._process.pid)
         ticks = sum(int(value) for pid in pids for value in procfs.stat_fields(pid)[11:15])  # [cu|cs|u|s]time
-        return Usage(ticks / os.sysconf("SC_CLK_TCK"), procfs.anonymous_bytes(pids))
+        return ProcessUsage(ticks / os.sysconf("SC_CLK_TCK"), procfs.anonymous_bytes(pids))
 
-    def usage_of_branch_code(self) -> Usage:
+    def usage_of_branch_code(self) -> ProcessUsage:
         """Read the resources used since the import of the editable modules began."""
         return self.usage().since(self._at_ready)
 
