@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,9 @@ class TrainLog:
 
     Attributes:
         entries: (step, loss) in file order; the loss is NaN where training diverged.
-        malformed: Number of lines that are not a step and a loss.
     """
 
     entries: tuple[Entry, ...] = ()
-    malformed: int = 0
 
     @property
     def losses(self) -> list[float]:
@@ -48,7 +47,7 @@ def append(path: Path, first_step: int, losses: Sequence[float]) -> None:
 
 
 def parse(data: bytes) -> TrainLog:
-    """Parse the content of a log. Malformed lines are counted and skipped."""
+    """Parse the content of a log. Lines that are not a step and a loss are skipped."""
     return _parse_lines(data.splitlines())
 
 
@@ -75,12 +74,8 @@ def read(path: Path, *, positions: int | None = None) -> TrainLog:
 
 def _parse_lines(lines: Sequence[bytes]) -> TrainLog:
     entries: list[Entry] = []
-    malformed = 0
     for line in lines:
-        match = _LINE.fullmatch(line.strip())
-        try:
-            entries += [(int(match[1]), float(match[2]))] if match else []
-        except ValueError:
-            match = None
-        malformed += match is None
-    return TrainLog(tuple(entries), malformed)
+        if match := _LINE.fullmatch(line.strip()):
+            with suppress(ValueError):  # e.g. 1e-e
+                entries.append((int(match[1]), float(match[2])))
+    return TrainLog(tuple(entries))

@@ -44,7 +44,6 @@ class RunOwner:
         warning: What may fail on this file system; None on a local one.
     """
 
-    run_root: Path
     epoch: int
     killed_pids: tuple[int, ...]
     warning: str | None
@@ -76,7 +75,7 @@ def lock_run(run_root: Path | str, command: str | None = None) -> Iterator[RunOw
         purpose = {} if command is None else {"command": command}
         _write(root, _owner_record(root, epoch) | {"path": os.path.abspath(run_root)} | purpose)
         os.environ[_OWNER_VARIABLE] = f"{root}:{epoch}"
-        yield RunOwner(root, epoch, killed_pids, unreliable_lock(root, file_fd is not None))
+        yield RunOwner(epoch, killed_pids, unreliable_lock(root, file_fd is not None))
     finally:
         if earlier is None:
             os.environ.pop(_OWNER_VARIABLE, None)
