@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 
 from autoqec.board import job
 from autoqec.board.measure import Plan, missing_blocks
-from autoqec.board.process import MEMORY_GB
 from autoqec.board.results import read_measurements
 from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement, BoardOrder
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.orchestrator.executors import slurm as rounds
+from autoqec.qec.decoder_process import MEMORY_GB
 from autoqec.runner.round_process import last_log_line
 from autoqec.store import atomic
 from autoqec.store.package_layout import BoardLayout

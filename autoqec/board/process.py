@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import struct
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +17,11 @@ from autoqec.board.shots import Model
 from autoqec.board.worker import TIMES
 from autoqec.contracts.board import STATUSES, BoardDecoder, MeasurementStatus
 from autoqec.errors import UsageError
-from autoqec.installation import IMPORT_DIR
-from autoqec.qec.external_process import FAILED, HEADER
+from autoqec.qec.decoder_process import DecoderChannel, NoAnswerError, ReportedFailureError, start
 from autoqec.qec.sampling import unpack
 from autoqec.reporting.text import plain
 from autoqec.system import sandbox
-from autoqec.system.process import child
 from autoqec.system.scratch import scratch
-
-LIFETIME_S = 14 * 24 * 3600.0
-MEMORY_GB, DISK_MB, PROCESSES = 16.0, 256.0, 64
-MAX_MESSAGE = 2**16
 
 
 class DecoderFailedError(Exception):
@@ -65,15 +56,15 @@ class DecoderProcess:
     after `cancel`.
     """
 
-    def __init__(self, process: child.Process, log: Path, timeout_s: float) -> None:
-        self._process, self._log, self._timeout_s = process, log, timeout_s
+    def __init__(self, channel: DecoderChannel, timeout_s: float) -> None:
+        self._channel, self._timeout_s = channel, timeout_s
         self._n_observables = 0
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
         """End the process now, also while another thread waits for its answer."""
         self._cancelled.set()
-        self._process.kill()
+        self._channel.kill()
 
     def offered(self, decoder: BoardDecoder) -> list[str | None]:
         """Return the names in the result of the decoder's function; [None] if it returns one decoder."""
@@ -104,42 +95,16 @@ class DecoderProcess:
 
     def _ask(self, payload: bytes, size: int | None = None) -> bytes:
         """Send one request; return its answer, of `size` bytes if given."""
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            self._process.kill()
-
-        watchdog = threading.Timer(self._timeout_s, expire)
-        watchdog.start()
         try:
-            self._process.stdin.write(HEADER.pack(0, len(payload)) + payload)
-            self._process.stdin.flush()
-            tag, length = HEADER.unpack(self._process.stdout.read(HEADER.size))
-            if length > MAX_MESSAGE if tag == FAILED or size is None else length != size:
-                raise DecoderFailedError("error", f"answered {length} bytes, {size} were expected")
-            answer = self._process.stdout.read(length)
-        except (OSError, ValueError, struct.error) as error:
+            return self._channel.ask(payload, size)
+        except NoAnswerError as error:
             if self._cancelled.is_set():
                 raise DecoderCancelledError from error
-            if expired.is_set():
+            if error.expired:
                 raise DecoderFailedError("timeout", f"no answer within {self._timeout_s:g} s") from error
-            raise DecoderFailedError("error", f"its process ended: {self._end()}") from error
-        finally:
-            watchdog.cancel()
-        if len(answer) != length:
-            if self._cancelled.is_set():
-                raise DecoderCancelledError
-            raise DecoderFailedError("error", f"its process ended: {self._end()}")
-        if tag == FAILED:
-            raise _reported(answer)
-        return answer
-
-    def _end(self) -> str:
-        result = self._process.wait(10.0) or self._process.kill()  # its pipe may close before its status is known
-        lines = self._log.read_text(errors="replace")[-2000:].split("\n") if self._log.exists() else []
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        return f"{result.limit_broken or f'exit status {result.returncode}'} {last}".strip()
+            raise DecoderFailedError("error", str(error)) from error
+        except ReportedFailureError as error:
+            raise _reported(error.payload) from error
 
 
 def _reported(answer: bytes) -> DecoderFailedError:
@@ -179,24 +144,10 @@ def decoder_process(decoder: BoardDecoder, timeout_s: float) -> Iterator[Decoder
         UsageError: The decoder's module is not found, or no sandbox is available although the decoder needs one.
     """
     module = find_module(decoder.source)
-    argv = [sys.executable, "-P", "-s", "-m", "autoqec.board.worker"]
-    environment = {"PYTHONPATH": str(IMPORT_DIR)}
-    with scratch("board") as directory:
-        private = directory / "scratch"
-        private.mkdir()
-        command, cwd = tuple(argv), Path.cwd()
-        if decoder.sandboxed:
-            if sandbox.probe() == "none":
-                raise UsageError("no sandbox is available", location=f"decoder {decoder.name}", hint="autoqec doctor")
-            paths = module.submodule_search_locations or [str(module.origin)]
-            policy = sandbox.SandboxPolicy(
-                read_only=tuple(map(Path, paths)), scratch=private, tmp_mb=int(DISK_MB), env=environment
-            )
-            wrapped = sandbox.wrap(argv, policy)
-            command, environment, cwd = wrapped.argv, wrapped.env, private
-        limits = child.Limits(
-            wallclock_s=LIFETIME_S, memory_gb=MEMORY_GB, disk_mb=DISK_MB, disk_dir=private, processes=PROCESSES
-        )
-        log = directory / "log"
-        with child.start(command, cwd=cwd, env=environment, limits=limits, stderr=log) as process:
-            yield DecoderProcess(process, log, timeout_s)
+    if decoder.sandboxed and sandbox.probe() == "none":
+        raise UsageError("no sandbox is available", location=f"decoder {decoder.name}", hint="autoqec doctor")
+    with (
+        scratch("board") as directory,
+        start("autoqec.board.worker", module, directory, sandboxed=decoder.sandboxed) as process,
+    ):
+        yield DecoderProcess(DecoderChannel(process, directory, timeout_s), timeout_s)

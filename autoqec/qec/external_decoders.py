@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import json
-import struct
-import sys
-import threading
 import weakref
 from contextlib import ExitStack
-from importlib.machinery import ModuleSpec
-from pathlib import Path
 
 import numpy as np
 import stim
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
-from autoqec.installation import IMPORT_DIR
+from autoqec.qec.decoder_process import DecoderChannel, NoAnswerError, ReportedFailureError, start
 from autoqec.qec.decoder_trust import ExternalDecoderSpec, external_decoder, locate
-from autoqec.qec.external_process import FAILED, HEADER
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
-from autoqec.system import sandbox
-from autoqec.system.process import child
 from autoqec.system.scratch import scratch
 
 ANSWER_TIMEOUT_S = 3600.0  # the longest wait for one batch
-LIFETIME_S = 14 * 24 * 3600.0
-MEMORY_GB, DISK_MB, PROCESSES = 16.0, 256.0, 64
-MAX_MESSAGE = 2**16
 
 
 class ExternalDecoder:
@@ -72,8 +61,8 @@ class _DecoderProcess:
         resources = ExitStack()
         self.close = weakref.finalize(self, resources.close)
         directory = resources.enter_context(scratch("decoder"))
-        self._log = directory / "log"
-        self._process = resources.enter_context(_start(module, directory))
+        process = resources.enter_context(start("autoqec.qec.external_process", module, directory))
+        self._channel = DecoderChannel(process, directory, ANSWER_TIMEOUT_S)
         request = {
             "module": spec.module,
             "function": spec.function,
@@ -86,53 +75,17 @@ class _DecoderProcess:
 
     def ask(self, payload: bytes, size: int) -> bytes:
         """Send one request; return its answer of `size` bytes."""
-        watchdog = threading.Timer(ANSWER_TIMEOUT_S, self._process.kill)
-        watchdog.start()
         try:
-            self._process.stdin.write(HEADER.pack(0, len(payload)) + payload)
-            self._process.stdin.flush()
-            tag, length = HEADER.unpack(self._process.stdout.read(HEADER.size))
-            if length > MAX_MESSAGE if tag == FAILED else length != size:
-                raise self._error(f"answered {length} bytes, {size} were expected")
-            answer = self._process.stdout.read(length)
-        except (OSError, ValueError, struct.error) as error:
-            raise self._error(f"its process ended: {self._end()}") from error
-        finally:
-            watchdog.cancel()
-        if len(answer) != length:
-            raise self._error(f"its process ended: {self._end()}")
-        if tag == FAILED:
-            raise self._error(answer.decode(errors="replace"))
-        return answer
+            return self._channel.ask(payload, size)
+        except NoAnswerError as error:
+            raise self._error(str(error)) from error
+        except ReportedFailureError as error:
+            raise self._error(error.payload.decode(errors="replace")) from error
 
     def _error(self, what: str) -> UsageError:
         """Build an error from a message of untrusted code, reduced to one line of printable characters."""
         text = "".join(char if char.isprintable() else " " for char in what)[:500]
         return UsageError(f"decoder {self._name!r}: {text}", location=self._where, hint=self._hint)
-
-    def _end(self) -> str:
-        result = self._process.wait(10.0) or self._process.kill()  # its pipe may close before its status is known
-        lines = self._log.read_text(errors="replace")[-2000:].split("\n") if self._log.exists() else []
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        return f"{result.limit_broken or f'exit status {result.returncode}'} {last}".strip()
-
-
-def _start(module: ModuleSpec, directory: Path) -> child.Process:
-    """Start the process: it may read Python's own files and the decoder's package, and write to a scratch directory."""
-    private = directory / "scratch"
-    private.mkdir()
-    paths = module.submodule_search_locations or [str(module.origin)]
-    policy = sandbox.SandboxPolicy(
-        read_only=tuple(map(Path, paths)),
-        scratch=private,
-        tmp_mb=int(DISK_MB),
-        env={"PYTHONPATH": str(IMPORT_DIR)},
-    )
-    wrapped = sandbox.wrap([sys.executable, "-P", "-s", "-m", "autoqec.qec.external_process"], policy)
-    limits = child.Limits(
-        wallclock_s=LIFETIME_S, memory_gb=MEMORY_GB, disk_mb=DISK_MB, disk_dir=private, processes=PROCESSES
-    )
-    return child.start(wrapped.argv, cwd=private, env=wrapped.env, limits=limits, stderr=directory / "log")
 
 
 def without_separators(dem: stim.DetectorErrorModel) -> stim.DetectorErrorModel:

@@ -212,7 +212,7 @@ class TestProcess:
 
     def test_process_ends_with_the_decoder(self) -> None:
         external = make_backend(CORRELATED, problem(3))
-        pid = external._process._process.pid  # type: ignore[attr-defined]
+        pid = external._process._channel._process.pid  # type: ignore[attr-defined]
         del external
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
