@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.dotted_keys import value_at
 from autoqec.contracts.dsl import FAMILIES, LOOP_BLOCKS, PredecoderDSL, parse_dsl
 from autoqec.errors import ContractError
 
@@ -71,7 +72,7 @@ def validate_pins(pins: Pins) -> dict[str, Any]:
     except ContractError as error:
         raise ContractError(error.message, location="pin") from error
     values = parse_dsl(whole).dump()
-    return {key: _lookup(values, key) for key in pins}
+    return {key: value_at(values, key) for key in pins}
 
 
 def family_pins(pins: Pins, n_circuits: int) -> dict[str, Any]:
@@ -113,9 +114,3 @@ def _ensure_block(parent_block: dict[str, Any], name: str) -> dict[str, Any]:
         parent_block[name] = {}
     block: dict[str, Any] = parent_block[name]
     return block
-
-
-def _lookup(config: dict[str, Any], key: str) -> Any:
-    for part in key.split("."):
-        config = config[part]
-    return config

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autoqec.contracts.base import canonical_json
+from autoqec.contracts.dotted_keys import flatten, unflatten
 from autoqec.contracts.dsl import DEPTH_FIELDS, WIDTH_FIELDS
 from autoqec.contracts.messages import IdeatorResponse, parse_response
 from autoqec.contracts.pins import format_pins
@@ -133,9 +134,9 @@ def extend(state: SearchState) -> Move | None:
             continue
         keep_weights = all(key == "gate" or key.startswith("training.") for key in steps) and rng.random() < 0.5
         keep_weights &= "training.init" not in state.pins
-        before = space.flatten(parent_config)
+        before = flatten(parent_config)
         init = {"training.init": "parent" if keep_weights else "fresh"}
-        config = space.normalise(space.unflatten(before | steps | init | state.pins))
+        config = space.normalise(unflatten(before | steps | init | state.pins))
         if state.is_admissible(config):
             changes = ", ".join(
                 f"{key} {space.format_value(before.get(key))} -> {space.format_value(steps[key])}" for key in steps
@@ -151,7 +152,7 @@ def extend(state: SearchState) -> Move | None:
 def _steps(state: SearchState, config: Config, rng: random.Random) -> Params:
     dimensions = [dimension for dimension in state.active_dimensions(config["type"]) if dimension.key != "type"]
     chosen = rng.sample(dimensions, min(1 if rng.random() < 0.6 else 2, len(dimensions)))
-    flat = space.flatten(config)
+    flat = flatten(config)
     steps = {dimension.key: dimension.step_from(flat, rng) for dimension in chosen}
     return {key: value for key, value in steps.items() if value is not None}
 
@@ -179,9 +180,9 @@ def merge_configs(base: Config, first: Config, second: Config) -> Config | None:
     mine, theirs = space.changed_keys(first, base), space.changed_keys(second, base)
     if not mine or not theirs or set(mine) & set(theirs):
         return None
-    flat = space.flatten(base) | mine | theirs
+    flat = flatten(base) | mine | theirs
     try:
-        return space.normalise(space.unflatten({key: value for key, value in flat.items() if value is not None}))
+        return space.normalise(unflatten({key: value for key, value in flat.items() if value is not None}))
     except ContractError:
         return None
 

@@ -8,6 +8,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
+from autoqec.contracts.dotted_keys import flatten, unflatten, value_at
 from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
 from autoqec.contracts.env import EnvSpec, StimGeneratorCode
 from autoqec.errors import ContractError
@@ -187,36 +188,9 @@ def format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def get(config: Config, key: str) -> Any:
-    """Return the value at a dotted key. KeyError if a part is missing."""
-    for part in key.split("."):
-        config = config[part]
-    return config
-
-
-def flatten(config: Config, prefix: str = "") -> Params:
-    """Return a nested config as a flat mapping of dotted keys."""
-    flat: Params = {}
-    for key, value in config.items():
-        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
-
-
 def without(config: Config, keys: Container[str]) -> Config:
     """Return the config without these top-level keys."""
     return {key: value for key, value in config.items() if key not in keys}
-
-
-def unflatten(flat: Params) -> Config:
-    """Return the inverse of `flatten`."""
-    config: Config = {}
-    for key, value in flat.items():
-        *parents, leaf = key.split(".")
-        node = config
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[leaf] = value
-    return config
 
 
 def normalise(config: Config) -> Config:
@@ -275,7 +249,7 @@ def params_of(config: Config, *, exclude: Container[str] = ()) -> Params | None:
         if dimension.key in exclude or (dimension.key in OPTIONAL_KEYS and dimension.key not in config):
             continue
         try:
-            value = get(config, dimension.key)
+            value = value_at(config, dimension.key)
         except (KeyError, TypeError):
             return None
         if not dimension.contains(value):

@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.llm.ledger import Ledger
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import advice
-from autoqec.reporting.config_diff import flatten_config
 from autoqec.reporting.measurements import loss_drops
 from autoqec.reporting.run_report import outcome, verification_seconds
 from autoqec.store import atomic
@@ -146,7 +146,7 @@ def _distances_to_earlier_configs(run: ReviewedRun, rows: list[HistoryRow]) -> l
 
 def _config_items(config: dict[str, Any]) -> frozenset[tuple[str, str]]:
     """Dotted keys with their values; a missing key equals None."""
-    return frozenset((key, repr(value)) for key, value in flatten_config(config).items() if value is not None)
+    return frozenset((key, repr(value)) for key, value in flatten(config).items() if value is not None)
 
 
 def _since_best(measured: list[HistoryRow]) -> list[HistoryRow]:

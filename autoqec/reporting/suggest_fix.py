@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from autoqec.contracts.dotted_keys import differing_keys, flatten
 from autoqec.contracts.dsl import DEPTH_FIELDS, FAMILIES, WIDTH_FIELDS, PredecoderDSL, TrainingConfig
 from autoqec.decoders.cost_limits import exceeded_limits, predict_cost
 from autoqec.errors import AutoqecError
 from autoqec.reporting.advice import can_start_finetuning
-from autoqec.reporting.config_diff import differing_keys, flatten_config
 from autoqec.store.files import parse_env
 
 Config = dict[str, Any]
@@ -48,7 +48,7 @@ def suggest_config(
             continue
         keys = differing_keys(patched, config)
         if keys:
-            old, new = flatten_config(config), flatten_config(patched)
+            old, new = flatten(config), flatten(patched)
             # Keys whose default is now written out have not changed.
             changes = {key: [old.get(key), new.get(key)] for key in keys if key in old or not _is_default(patched, key)}
             return changes, patched
@@ -196,5 +196,5 @@ def _with_value(config: Config, block: str, key: str, value: Any) -> Config:
 
 def _is_default(patched: Config, key: str) -> bool:
     family = patched["type"]
-    default_values = flatten_config(PredecoderDSL.model_validate({"type": family, family: {}}).config())
-    return flatten_config(patched).get(key) == default_values.get(key)
+    default_values = flatten(PredecoderDSL.model_validate({"type": family, family: {}}).config())
+    return flatten(patched).get(key) == default_values.get(key)

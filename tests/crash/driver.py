@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autoqec.contracts.dotted_keys import flatten, unflatten
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import AutoqecError
@@ -44,8 +45,8 @@ def nominate(view: AnalystView, verdict: str = "candidate") -> AnalystResponse:
 
 def changed(**keys: Any) -> dict[str, Any]:
     """Return the baseline's config with other values at dotted keys."""
-    flat = space.flatten(BASELINE) | {key.replace("__", "."): value for key, value in keys.items()}
-    return space.unflatten(flat)
+    flat = flatten(BASELINE) | {key.replace("__", "."): value for key, value in keys.items()}
+    return unflatten(flat)
 
 
 def scripted(cases: set[str], view: IdeatorView) -> IdeatorResponse:

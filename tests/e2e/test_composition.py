@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autoqec.contracts.dotted_keys import flatten, unflatten
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.contracts.views import AnalystView, IdeatorView
@@ -31,7 +32,7 @@ def ideate(view: IdeatorView) -> IdeatorResponse:
             "slug": "net",
             "fork_from": tuple(row["branch"] for row in rows[:2]) if pure else "baseline",
             "compose_mode": "pure" if pure else None,
-            "proposal": space.unflatten(space.flatten(space.TEMPLATES[0].config) | changes),
+            "proposal": unflatten(flatten(space.TEMPLATES[0].config) | changes),
         }
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoqec.continual.environments.rendering import RenderMode, draw_task, new_figure
 from autoqec.contracts.base import sha256_json
+from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.dsl import FAMILIES
 from autoqec.contracts.env import EnvSpec, StimGeneratorCode
 from autoqec.errors import ContractError, UsageError
@@ -129,7 +130,7 @@ class ActionSpace:
         """Return the values in a table of configs of `type` and the keys that vary. See also `constant_keys`."""
         seen: dict[str, list[Any]] = {}
         for config in configs:
-            for key, value in space.flatten(config).items():
+            for key, value in flatten(config).items():
                 if value not in seen.setdefault(key, []):
                     seen[key].append(value)
         return cls(
@@ -173,7 +174,7 @@ def constant_keys(configs: Sequence[Config]) -> dict[str, Any]:
     """Return the keys with one value in all configs, which a template needs so that its drafts are in the table."""
     seen: dict[str, list[Any]] = {}
     for config in configs:
-        for key, value in space.flatten(config).items():
+        for key, value in flatten(config).items():
             if value not in seen.setdefault(key, []):
                 seen[key].append(value)
     return {key: found[0] for key, found in sorted(seen.items()) if len(found) == 1 and key != "type"}

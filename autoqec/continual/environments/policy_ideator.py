@@ -14,9 +14,10 @@ from autoqec.continual.environments.design import (
     PredecoderDraft,
     applies_to_family,
 )
+from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView, RoundRow
-from autoqec.ideators import moves, space
+from autoqec.ideators import moves
 from autoqec.ideators.moves import Move
 from autoqec.ideators.search_state import SearchState
 from autoqec.ideators.space import Config
@@ -65,7 +66,7 @@ def design_from_config(config: Config, action_space: ActionSpace, env: DesignEnv
     """Return a config as a design of the policy: each key is set to the nearest value of the action space."""
     env, stepper = env.clone(), DesignStepper(action_space)
     env.reset()
-    flat = space.flatten(config)
+    flat = flatten(config)
     for key in dict.fromkeys(assignment.key for assignment in action_space.assignments[:-1]):
         if key in flat and applies_to_family(key, config["type"]):
             places = [place for place, assignment in enumerate(action_space.assignments) if assignment.key == key]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.notebook import Citation, Lesson
 from autoqec.contracts.views import RoundRow
 from autoqec.errors import ContractError
-from autoqec.ideators import space
 from autoqec.ideators.llm.data_blocks import data_block, fitted_block, sanitize
 from autoqec.ideators.llm.view_budget import FAILURES_CHARS, LESSONS_CHARS
 from autoqec.ideators.search_state import ABORTED_STATUSES
@@ -147,7 +147,7 @@ def check_figures(text: str, cites: Sequence[Citation], rows: Mapping[int, Round
 
 
 def _numbers(config: Any) -> list[float]:
-    flat = space.flatten(dict(config)) if config else {}
+    flat = flatten(dict(config)) if config else {}
     return [float(value) for value in flat.values() if isinstance(value, int | float) and not isinstance(value, bool)]
 
 

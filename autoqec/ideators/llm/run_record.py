@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import space
@@ -233,7 +234,7 @@ def _change(row: RoundRow, by_branch: Mapping[str | None, RoundRow], baseline: d
 
 
 def _flat(config: dict[str, Any] | None) -> dict[str, Any]:
-    return space.flatten(config or {})
+    return flatten(config or {})
 
 
 def _validation(effect: PairedEffect) -> str:

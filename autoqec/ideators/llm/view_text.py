@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
@@ -34,10 +35,10 @@ def describe_config(config: dict[str, Any] | None) -> str:
         return "no config"
     family = config["type"]
     try:
-        mine = space.flatten(parse_dsl(config).config())
+        mine = flatten(parse_dsl(config).config())
     except ContractError:
         return f"{family} (no longer valid)"
-    defaults = space.flatten(PredecoderDSL.model_validate({"type": family, family: {}}).config())
+    defaults = flatten(PredecoderDSL.model_validate({"type": family, family: {}}).config())
     changed = [
         f"{key.removeprefix(family + '.')}={space.format_value(mine[key])}"
         for key in mine

@@ -9,13 +9,13 @@ from pydantic import ValidationError
 
 from autoqec.contracts.answers import ModelConfig
 from autoqec.contracts.base import first_validation_error
+from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.verdict import Verdict
 from autoqec.contracts.views import IdeatorView
 from autoqec.decoders.cost_limits import exceeded_limits
 from autoqec.errors import AutoqecError, ContractError, StorageError
-from autoqec.ideators import space
 from autoqec.ideators.llm import view_text
 from autoqec.ideators.llm.data_blocks import data_block, fit_lines, sanitize
 from autoqec.ideators.proposal_checks import PredictCost, find_duplicate_round
@@ -115,7 +115,7 @@ class ViewTools:
         return fit_lines([f"{len(matching)} rounds match", *lines], MAX_RESULT_CHARS)
 
     def _diff(self, arguments: dict[str, Any]) -> str:
-        one, other = (space.flatten(self._config(int(arguments[name]))) for name in ("one", "other"))
+        one, other = (flatten(self._config(int(arguments[name]))) for name in ("one", "other"))
         keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
         return fit_lines([f"{key}: {one.get(key)} -> {other.get(key)}" for key in keys] or ["same"], MAX_RESULT_CHARS)
 

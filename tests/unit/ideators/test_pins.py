@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.pins import apply_pins, validate_pins
 from autoqec.contracts.views import IdeatorView
@@ -84,7 +85,7 @@ def test_children_of_a_pinned_baseline_compose_and_their_files_merge(tmp_path: P
 
 
 def test_extension_changes_no_pinned_key() -> None:
-    every = {key: value for key, value in space.flatten(BASELINE).items() if key not in ("mlp.hidden", "training.init")}
+    every = {key: value for key, value in flatten(BASELINE).items() if key not in ("mlp.hidden", "training.init")}
     pins = validate_pins(every)
     state = SearchState.read(view([verified(1, BASELINE, 0.002)], pins))
     move = moves.extend(state)
@@ -94,6 +95,6 @@ def test_extension_changes_no_pinned_key() -> None:
 @pytest.mark.parametrize("name", list(BUILTIN_IDEATORS))
 def test_pins_that_leave_nothing_to_search_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "MAX_DRAWS", 50)
-    pins = validate_pins({key: value for key, value in space.flatten(BASELINE).items() if key != "training.init"})
+    pins = validate_pins({key: value for key, value in flatten(BASELINE).items() if key != "training.init"})
     with pytest.raises(UsageError, match="50 draws gave no new config within the env's limits, with type=mlp"):
         search(name)(view([verified(1, with_expected_labels(BASELINE), 0.002)], pins))

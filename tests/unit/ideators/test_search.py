@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
+from autoqec.contracts.dotted_keys import flatten, unflatten
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.env import Constraints, FileNoise, StimFileCode, StimGeneratorCode
 from autoqec.contracts.messages import IdeatorResponse
@@ -63,8 +64,8 @@ def verified(number: int, config: dict[str, Any], delta: float, **more: Any) -> 
 
 
 def with_keys(config: dict[str, Any], **keys: Any) -> dict[str, Any]:
-    flat = space.flatten(config) | {key.replace("__", "."): value for key, value in keys.items()}
-    return space.normalise(space.unflatten(flat))
+    flat = flatten(config) | {key.replace("__", "."): value for key, value in keys.items()}
+    return space.normalise(unflatten(flat))
 
 
 def as_row(number: int, reply: IdeatorResponse, **more: Any) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def test_local_networks_read_both_sectors_where_they_are_fine_tuned() -> None:
     for params, about, expected in cases:
         config = SearchState.read(view([], **({"env": env} | about))).build(local | params)
         assert config is not None
-        flat = space.flatten(config)
+        flat = flatten(config)
         assert {key: flat.get(key) for key in expected} == expected, (params, about)
 
 

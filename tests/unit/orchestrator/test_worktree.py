@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.dotted_keys import flatten, unflatten
 from autoqec.contracts.messages import CoderResponse, FileEdit
 from autoqec.errors import RoundError
 from autoqec.ideators import space
@@ -34,8 +35,8 @@ def layout(repo: Repo) -> RunLayout:
 
 
 def edit(**keys: object) -> CoderResponse:
-    flat = space.flatten(BASE) | {key.replace("__", "."): value for key, value in keys.items()}
-    config = space.unflatten(flat)
+    flat = flatten(BASE) | {key.replace("__", "."): value for key, value in keys.items()}
+    config = unflatten(flat)
     return CoderResponse(
         dsl_config=config,
         edits=(FileEdit(path="predecoder.yaml", text=dump_config(config)),),

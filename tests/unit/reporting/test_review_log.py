@@ -174,8 +174,8 @@ def test_files_are_read_once_per_round(run_with: Made, monkeypatch: pytest.Monke
     read = train_log.read
     monkeypatch.setattr(train_log, "read", lambda path: opened.update([str(path)]) or read(path))
     flattened: list[dict[str, Any]] = []
-    flatten = review_log.flatten_config
-    monkeypatch.setattr(review_log, "flatten_config", lambda config: flattened.append(config) or flatten(config))
+    flatten = review_log.flatten
+    monkeypatch.setattr(review_log, "flatten", lambda config: flattened.append(config) or flatten(config))
     review(layout)
     assert len(opened) == 120 and set(opened.values()) == {1}
     assert len(flattened) <= 120 + review_log.COMPARED_ROUNDS
