@@ -12,7 +12,7 @@ from autoqec.contracts.base import Contract
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
 from autoqec.contracts.provenance import SHA1, SHA256
-from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork
+from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork, parent_branches
 from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.contracts.timing import Timing, UtcTime
 from autoqec.contracts.verdict import (
@@ -113,6 +113,30 @@ class Estimate:
     value: float
     low: float | None
     high: float | None
+
+
+@dataclass(frozen=True)
+class Nomination:
+    """The Analyst's response as the row holds it."""
+
+    verdict: Literal["candidate", "ignore"]
+    summary_1line: str
+    analysis: str
+    next_hypothesis_seed: str
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a round's code is, and what it forked from.
+
+    Attributes:
+        parents: Branches that the round forked from, in merge order; () for the baseline.
+    """
+
+    branch: str | None
+    commit_sha: str | None
+    parents: tuple[str, ...]
+    compose_mode: ComposeMode | None
 
 
 @dataclass(frozen=True)
@@ -288,6 +312,16 @@ class HistoryRow(RoundMetrics):
             baselines=self.beats_panel or {},
             composition=self.composition_verdict,
         )
+
+    @property
+    def nomination(self) -> Nomination:
+        """The part of the row that the Analyst gave."""
+        return Nomination(self.verdict, self.summary_1line, self.analysis, self.next_hypothesis_seed)
+
+    @property
+    def lineage(self) -> Lineage:
+        """The round's place in the fork graph."""
+        return Lineage(self.branch, self.commit_sha, parent_branches(self.fork_from), self.compose_mode)
 
     @property
     def timing(self) -> Timing:

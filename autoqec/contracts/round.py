@@ -103,6 +103,17 @@ class RunnerConfig(Contract):
 
 
 @dataclass(frozen=True)
+class TrainingResult:
+    """What a round trained. None: not known, since the round ended before."""
+
+    n_params: int | None
+    flops_per_syndrome: int | None
+    steps: int | None
+    shots: int | None
+    final_loss: float | None
+
+
+@dataclass(frozen=True)
 class ValidationResult:
     """Difference to the inner decoder on validation shots: guidance for the search, no evidence.
 
@@ -181,6 +192,17 @@ class RoundMetrics(Contract):
         if self.status == "ok" and (self.delta_ler is None or self.checkpoint_path is None):
             raise ValueError("an ok round has `delta_ler` and `checkpoint_path`")
         return self
+
+    @property
+    def training(self) -> TrainingResult:
+        """The part of the metrics that training gave."""
+        return TrainingResult(
+            n_params=self.n_params,
+            flops_per_syndrome=self.flops_per_syndrome,
+            steps=self.train_steps,
+            shots=self.train_shots,
+            final_loss=self.final_loss,
+        )
 
     @property
     def validation(self) -> ValidationResult | None:

@@ -32,7 +32,7 @@ SEED_END = 2**63
 MIN_SECRET_BYTES = 16
 
 
-class ArchivedShots(Protocol):
+class ShotSource(Protocol):
     """Replaces sampled chunks by archived ones; see `shot_cache.ShotCache`."""
 
     def select_shots(self, name: str, sampled: Shots, problem: Problem) -> Shots:
@@ -95,7 +95,7 @@ class ShotStream:
     secret: Secret
     artifact: str
     band: Band
-    shot_cache: ArchivedShots | None = None
+    shot_cache: ShotSource | None = None
     digests: dict[str, str] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=list)
 
