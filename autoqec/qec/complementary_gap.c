@@ -245,11 +245,15 @@ int autoqec_wide_gap_1(int32_t nodes, int32_t edges, const int32_t *ends, const 
         int32_t n = read_events(events + shot * row_bytes, row_bytes, node_of, gauge, m.node_of, &parity);
         double growth = FAR;
         m.g = &merged, m.search.end = -1;
-        if (match_events(&m, n, first_reach, most_work)) {
-            for (int32_t v = 0; v < n; v++) {
-                int32_t mate = m.blossoms.node[m.blossoms.node[v].top].mate;
-                if (mate == TO_BOUNDARY(v)) parity ^= crosses[m.exit[v]];
-            }
+        int matched = match_events(&m, n, first_reach, most_work);
+        for (int32_t v = 0; matched && v < n; v++) {
+            if (m.blossoms.node[m.blossoms.node[v].top].mate != TO_BOUNDARY(v)) continue;
+            if (m.exit[v] < 0)
+                matched = 0; /* an odd number of events without boundary */
+            else
+                parity ^= crosses[m.exit[v]];
+        }
+        if (matched) {
             m.g = &g, m.search.end = nodes - 1;
             int32_t root = unite_last(&m, crosses, first_reach);
             if (root >= 0) growth = grow(&m.blossoms, root);

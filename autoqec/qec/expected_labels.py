@@ -43,8 +43,9 @@ class ExpectedLabels:
         self._negative = sp.lil_matrix(self._log_ratio.shape, dtype=np.int32)
         for number, members in enumerate(np.split(np.argsort(group, kind="stable"), _starts(group))[1:]):
             edges, even, odd = _group_means(flips[members], factors[members])
+            even = np.where(np.abs(even) < TINY, TINY, even)  # in both: the product of an odd group is its mean again
             self._even[edges] *= even
-            ratio = odd / np.where(np.abs(even) < TINY, TINY, even)
+            ratio = odd / even
             self._log_ratio[number, edges] = np.log(np.maximum(np.abs(ratio), TINY))
             self._negative[number, edges] = ratio < 0
         self._log_ratio, self._negative = self._log_ratio.tocsr(), self._negative.tocsr()

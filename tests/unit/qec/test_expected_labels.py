@@ -30,15 +30,28 @@ MODEL = """
     error(0.04) D3
 """
 
+# As above, and the mean of an edge is 0 for an even number of errors in a group: 1 - 2p is .8 and -.8, or 0.
+UNDECIDED_MODEL = """
+    error(0.1) D0 L0
+    error(0.2) D0 D1
+    error(0.1) D0 L0 ^ D2
+    error(0.9) D1 ^ D2
+    error(0.25) D0 D1 ^ D2 D3
+    error(0.75) D2 D3
+    error(0.5) D0 D1 ^ D3
+    error(0.3) D1 ^ D3
+"""
 
-def small() -> Problem:
-    return problem(3).with_other_dem(stim.DetectorErrorModel(MODEL))
+
+def small(model: str = MODEL) -> Problem:
+    return problem(3).with_other_dem(stim.DetectorErrorModel(model))
 
 
 @pytest.mark.parametrize("output_mode", ["soft_priors", "hard_flip"])
-def test_labels_equal_conditional_probabilities_by_enumeration(output_mode: OutputMode) -> None:
-    prob = small()
-    assert prob.graph.in_sector.tolist() == [0, 1] and prob.n_mechanisms == 11
+@pytest.mark.parametrize("model", [MODEL, UNDECIDED_MODEL])
+def test_labels_equal_conditional_probabilities_by_enumeration(model: str, output_mode: OutputMode) -> None:
+    prob = small(model)
+    assert prob.graph.in_sector.tolist() == [0, 1] and prob.n_mechanisms == model.count("error(")
     errors = np.array(list(itertools.product((0, 1), repeat=prob.n_mechanisms)), np.int32)
     chance = np.where(errors == 1, prob.mechanism_probs, 1 - prob.mechanism_probs).prod(axis=1)
     edges = errors @ prob.variables(output_mode).mechanism_to_edge.toarray() % 2

@@ -189,6 +189,35 @@ def test_work_of_gaps_is_proportional_to_the_number_of_rounds(monkeypatch: pytes
     assert per_round[1] < 1.5 * per_round[0]
 
 
+PART_WITHOUT_BOUNDARY = """
+X_ERROR(0.1) 0 1 2 3
+M 0 1 2 3
+DETECTOR rec[-4] rec[-3]
+DETECTOR rec[-3] rec[-2]
+DETECTOR rec[-1]
+DETECTOR rec[-1]
+OBSERVABLE_INCLUDE(0) rec[-2] rec[-1]
+"""
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_odd_number_of_events_without_boundary_has_no_gap(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On graphs without a table of distances, where a shot is matched as a whole."""
+    monkeypatch.setattr(logical_classes, "MAX_TABLE_NODES", 0)
+    if not compiled:
+        monkeypatch.setattr(logical_classes, "compiled_gap", lambda: None)
+    problem = from_text(PART_WITHOUT_BOUNDARY)
+    assert len(problem.matching_graph.in_sector) == 4
+    matcher = LogicalClassMatcher(problem)
+    for detections in itertools.product((0, 1), repeat=4):
+        events = sampling.pack(np.array([detections], np.uint8))
+        if detections[2] == detections[3]:
+            assert np.isfinite(matcher.complementary_gap(events)).all()
+        else:
+            with pytest.raises(ValueError, match=r"(?i)no perfect matching"):
+                matcher.complementary_gap(events)
+
+
 INNER_OBSERVABLE = """
 X_ERROR(0.1) 0 1
 X_ERROR(0.15) 2
