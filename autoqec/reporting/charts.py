@@ -88,7 +88,7 @@ def _front_against(runs: Sequence[RunReport], cost_of: CostOf, label: str) -> Fi
 
 
 def search_progress(runs: Sequence[RunReport]) -> Figure | None:
-    """Draw the gain of every round on val shots and on fresh shots, with 95% intervals."""
+    """Draw the gain of every round on val shots and in verification, with 95% intervals."""
     rows = [entry.row for run in runs for entry in run.listed]
     if all(_validation_gain(entry) is None for run in runs for entry in run.listed) and all(
         row.relative_holdout is None for row in rows
@@ -100,7 +100,7 @@ def search_progress(runs: Sequence[RunReport]) -> Figure | None:
     for index, run in enumerate(runs):
         colour = COLOURS[SERIES[index % len(SERIES)]]
         # With several runs the legend names the runs; circles and discs mean the same in all of them.
-        names = ("validation", f"{run.kind_of_shots} shots")
+        names = ("validation", run.terms.shots)
         _plot_progress(axes, run, colour, (run.id, None) if len(runs) > 1 else names)
     axes.axhline(0, color=COLOURS["soft"], linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -114,7 +114,7 @@ def search_progress(runs: Sequence[RunReport]) -> Figure | None:
 
 
 def _tested_markers(runs: Sequence[RunReport], cost_of: CostOf) -> list[_Marker]:
-    """Rounds measured on fresh shots; rounds of equal cost are shifted slightly so that their bars stay apart."""
+    """Rounds measured by the verifier; rounds of equal cost are shifted slightly so that their bars stay apart."""
     markers: list[_Marker] = []
     seen: dict[float, int] = {}
     for run in runs:
