@@ -225,7 +225,9 @@ class HistoryRow(RoundMetrics):
     )
     verify_reasons: tuple[str, ...] = Field(default=(), description="reasons of the verdict")
     delta_vs_baseline_holdout: float | None = Field(
-        default=None, description="gain over the inner decoder alone on the verifier's shots, per shot"
+        default=None,
+        description="gain per shot on the verifier's shots: over the inner decoder alone, or on recorded "
+        "shots over the strongest baseline",
     )
     delta_holdout_low: float | None = Field(default=None, description="lower end of its 95% interval")
     delta_holdout_high: float | None = Field(default=None, description="upper end of its 95% interval")
@@ -234,7 +236,7 @@ class HistoryRow(RoundMetrics):
     )
     delta_simultaneous_high: float | None = Field(default=None, description="upper end of that interval")
     relative_holdout: float | None = Field(
-        default=None, description="the gain as a share of the inner decoder's logical error rate"
+        default=None, description="that gain as a share of the logical error rate of the same reference"
     )
     relative_holdout_low: float | None = Field(default=None, description="lower end of its 95% interval")
     relative_holdout_high: float | None = Field(default=None, description="upper end of its 95% interval")

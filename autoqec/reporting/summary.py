@@ -87,6 +87,8 @@ def rounds_table(rows: Sequence[HistoryRow], *, total: int = 0, sealed: bool = F
         rows: The rounds.
         total: Number of rounds of the run, of which `rows` are the last.
         sealed: They are verified on sealed blocks of recorded shots.
+
+    Costs are those counted by the verifier, if it has counted them.
     """
     table = Table(title="Rounds", title_justify="left")
     table.add_column("#", justify="right")
@@ -98,12 +100,13 @@ def rounds_table(rows: Sequence[HistoryRow], *, total: int = 0, sealed: bool = F
     compared = f"fewer failures\nthan {terms.reference.removesuffix(' decoder')},\n{terms.shots}"
     table.add_column(compared, justify="right", overflow="fold")
     for row in rows:
+        bound = "≥ " * (row.cost_counted_by == "candidate sandbox")  # as in the front
         table.add_row(
             str(row.round),
             _hypothesis_cell(row),
             _validation_cell(row),
-            count(row.n_params),
-            count(row.flops_per_syndrome),
+            bound + count(row.judge_n_params or row.n_params),
+            bound + count(row.judge_flops_per_syndrome or row.flops_per_syndrome),
             _outcome_cell(row),
             Text(_test_gain(row)),
         )
