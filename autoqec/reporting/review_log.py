@@ -297,12 +297,13 @@ def _stale_log(run: ReviewedRun) -> Iterator[Finding]:
 def _budget(run: ReviewedRun) -> Iterator[Finding]:
     """Report time and model cost by outcome."""
     seconds: dict[str, float] = defaultdict(float)
+    verification = sum(verification_seconds(run.layout, row) for row in run.finished)
     for row in run.finished:
-        seconds[outcome(row)] += (row.train_wallclock_s or 0) + (row.eval_wallclock_s or 0)
-        seconds["verification"] += verification_seconds(run.layout, row)
-    total = sum(seconds.values())
+        seconds[f"{outcome(row)} rounds"] += (row.train_wallclock_s or 0) + (row.eval_wallclock_s or 0)
+    total = sum(seconds.values()) + verification
     ordered = sorted(seconds.items(), key=lambda item: -item[1])
-    parts = [f"{name} {100 * part / total:.0f}%" for name, part in ordered if part]
+    parts = [f"verification {100 * verification / total:.0f}%"] if verification else []
+    parts += [f"training of {name} {100 * part / total:.0f}%" for name, part in ordered if part]
     shares = f": {', '.join(parts)}" if parts else ""
     description = f"{total:.0f} s of training, measurement and verification{shares}"
     totals = Ledger(run.layout.ledger).totals

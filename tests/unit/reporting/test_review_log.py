@@ -74,7 +74,7 @@ def test_faultless_run_has_only_the_budget_finding(run_with: Made) -> None:
     found = kinds(run_with(row(1), row(2)))
     assert set(found) == {"budget"}
     what = found["budget"].what
-    assert "6 s of training, measurement and verification" in what and "nominated 100%" in what
+    assert "6 s of training, measurement and verification" in what and "training of nominated rounds 100%" in what
 
 
 def test_rounds_on_different_devices_are_flagged(run_with: Made) -> None:
