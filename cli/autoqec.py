@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "memory": ("autoqec.cli.commands.memory", "Show or extend a file with the rounds of several runs."),
     "board": ("autoqec.cli.commands.board", "Show and measure which decoder suits which circuit."),
-    "models": ("autoqec.cli.commands.models", "List, verify and locate the verified models in the package."),
+    "models": ("autoqec.cli.commands.models", "List, show, verify and locate the verified models in the package."),
     "mcp": ("autoqec.cli.commands.mcp", "Serve the runs of a repository over the Model Context Protocol."),
     "add-env": ("autoqec.cli.commands.add_env", "Create an env file interactively and check it by decoding shots."),
     "check-data": ("autoqec.cli.commands.check_data", "Compare recorded shots with their circuit, and decode them."),

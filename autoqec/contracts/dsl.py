@@ -74,8 +74,10 @@ class NeuralBpConfig(Contract):
     damping: Literal["fixed", "learnable_scalar", "learnable_per_iter"] = Field(
         default="fixed", description="how old and new messages are mixed"
     )
-    attention_aug: bool = Field(default=False, description="messages into a mechanism are weighed against each other")
-    heads: int = Field(default=1, ge=1, le=16, description="attention_aug only: how many weighings are averaged")
+    attention_aug: bool = Field(default=False, description="attention weights for the messages into a mechanism")
+    heads: int = Field(
+        default=1, ge=1, le=16, description="attention_aug only: number of attention heads, which are averaged"
+    )
 
     @model_validator(mode="after")
     def _heads_need_attention(self) -> NeuralBpConfig:
@@ -129,7 +131,7 @@ class ReplayConfig(Contract):
     samplers: int = Field(default=1, ge=1, le=16, description="processes that draw, each with a copier")
     throttle: Literal["optimizer", "both"] = Field(
         default="optimizer",
-        description="who waits for the ratio: the optimizer only, or also samplers that are ahead of it",
+        description="what is slowed down to keep the ratio: the optimizer, or both it and the samplers",
     )
     near_failure: float = Field(
         default=0.0, ge=0, le=1, description="share of a batch drawn by exp(-gap) of plain matching, not evenly"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.comparison import ComparisonTerms, comparison_terms
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
 from autoqec.contracts.provenance import SHA1, SHA256
@@ -39,6 +40,9 @@ class RunInfo(Contract):
         default=1.0, ge=MIN_SCALE, le=MAX_SCALE, description="factor on the profile's training and verification"
     )
     seed: int = Field(description="seed of the search")
+    sealed_shots: bool = Field(
+        default=False, description="rounds are verified on sealed blocks of recorded shots; false in earlier versions"
+    )
     ideator: str = Field(description="source of proposals")
     pins: dict[str, Any] = Field(default={}, description="dotted DSL key -> value that every proposal of the run holds")
     code_sha256: str = Field(pattern=SHA256, description="code that can change a result; the whole package before")
@@ -170,14 +174,9 @@ class Verification:
         return any(name in ESTIMATED for name in self.baselines)
 
     @property
-    def compared_with(self) -> str:
-        """What the gain is over: on recorded shots the strongest baseline, otherwise the inner decoder alone."""
-        return "strongest baseline" if self.on_sealed_shots else "baseline decoder"
-
-    @property
-    def kind_of_shots(self) -> str:
-        """Recorded shots are sealed, others are sampled fresh."""
-        return "sealed" if self.on_sealed_shots else "fresh"
+    def terms(self) -> ComparisonTerms:
+        """How text names these shots and what the gain is over."""
+        return comparison_terms(sealed=self.on_sealed_shots)
 
     @property
     def unbeaten(self) -> list[str]:
@@ -226,7 +225,9 @@ class HistoryRow(RoundMetrics):
     )
     verify_reasons: tuple[str, ...] = Field(default=(), description="reasons of the verdict")
     delta_vs_baseline_holdout: float | None = Field(
-        default=None, description="gain over the inner decoder alone on the verifier's shots, per shot"
+        default=None,
+        description="gain per shot on the verifier's shots: over the inner decoder alone, or on recorded "
+        "shots over the strongest baseline",
     )
     delta_holdout_low: float | None = Field(default=None, description="lower end of its 95% interval")
     delta_holdout_high: float | None = Field(default=None, description="upper end of its 95% interval")
@@ -235,7 +236,7 @@ class HistoryRow(RoundMetrics):
     )
     delta_simultaneous_high: float | None = Field(default=None, description="upper end of that interval")
     relative_holdout: float | None = Field(
-        default=None, description="the gain as a share of the inner decoder's logical error rate"
+        default=None, description="that gain as a share of the logical error rate of the same reference"
     )
     relative_holdout_low: float | None = Field(default=None, description="lower end of its 95% interval")
     relative_holdout_high: float | None = Field(default=None, description="upper end of its 95% interval")

@@ -333,6 +333,7 @@ def _run_info(start: StartCheck, **more: Any) -> RunInfo:
         code_sha256=machine.code_sha256(),
         package_sha256=machine.package_sha256(),
         secret_sha256=sha256_bytes(start.secret),
+        sealed_shots=start.env.recorded is not None,
         versions=machine.versions(),
         **more,
     )

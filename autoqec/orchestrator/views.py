@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
+from autoqec.contracts.comparison import comparison_terms
 from autoqec.contracts.history import HistoryRow, RunInfo, Verification
 from autoqec.contracts.verdict import Verdict
 from autoqec.ideators.analyst import describe_measurement
@@ -40,7 +41,9 @@ def log_head(info: RunInfo) -> str:
 
         pinned = f"Pinned in every proposal: {markdown(format_pins(info.pins))}.\n\n"
     guidance = "Val shots guide the search, which reuses them in every round: results on them are no evidence. "
-    return f"{head}{pinned}{guidance}Verification uses fresh shots. Intervals are 95%.\n\n"
+    terms = comparison_terms(sealed=info.sealed_shots)
+    compared = f", against the {terms.reference}" * info.sealed_shots
+    return f"{head}{pinned}{guidance}Verification uses {terms.shots}{compared}. Intervals are 95%.\n\n"
 
 
 def log(info: RunInfo, rows: Iterable[HistoryRow]) -> str:
@@ -139,9 +142,9 @@ def _gain(found: Verification) -> str:
     if found.relative_gain is not None:
         inside = _interval(found.relative_gain.low, found.relative_gain.high, 100)
         relative = f"{100 * found.relative_gain.value:.1f}% {inside}".strip()
-        text += f", {relative} fewer failures than the {found.compared_with}"
+        text += f", {relative} fewer failures than the {found.terms.reference}"
     if found.shots:
-        text += f", on {found.shots} {found.kind_of_shots} shots"
+        text += f", on {found.shots} {found.terms.shots}"
     if found.simultaneous is not None:
         text += f" ({_interval(*found.simultaneous, 1)} for all attempts of the run together)"
     return text
@@ -185,7 +188,7 @@ def _meaning(row: HistoryRow, found: Verification | None) -> str:
         return "It was not nominated: the val shots gave no reason to."
     if found.verdict == "VERIFIED":
         unbeaten = ", ".join(map(markdown, found.unbeaten))
-        return f"The gain over the {found.compared_with} holds on {found.kind_of_shots} shots." + (
+        return f"The gain over the {found.terms.reference} holds on {found.terms.shots}." + (
             f" No gain over {unbeaten} was shown." if unbeaten else ""
         )
     if found.verdict == "INCONCLUSIVE" and found.gain is not None and (found.gain.low or 0.0) > 0:

@@ -88,7 +88,7 @@ def _front_against(runs: Sequence[RunReport], cost_of: CostOf, label: str) -> Fi
 
 
 def search_progress(runs: Sequence[RunReport]) -> Figure | None:
-    """Draw the gain of every round on val shots and on fresh shots, with 95% intervals."""
+    """Draw the gain of every round on val shots and in verification, with 95% intervals."""
     rows = [entry.row for run in runs for entry in run.listed]
     if all(_validation_gain(entry) is None for run in runs for entry in run.listed) and all(
         row.relative_holdout is None for row in rows
@@ -100,7 +100,7 @@ def search_progress(runs: Sequence[RunReport]) -> Figure | None:
     for index, run in enumerate(runs):
         colour = COLOURS[SERIES[index % len(SERIES)]]
         # With several runs the legend names the runs; circles and discs mean the same in all of them.
-        names = ("validation", f"{run.kind_of_shots} shots")
+        names = ("validation", run.terms.shots)
         _plot_progress(axes, run, colour, (run.id, None) if len(runs) > 1 else names)
     axes.axhline(0, color=COLOURS["soft"], linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -114,7 +114,7 @@ def search_progress(runs: Sequence[RunReport]) -> Figure | None:
 
 
 def _tested_markers(runs: Sequence[RunReport], cost_of: CostOf) -> list[_Marker]:
-    """Rounds measured on fresh shots; rounds of equal cost are shifted slightly so that their bars stay apart."""
+    """Rounds measured by the verifier; rounds of equal cost are shifted slightly so that their bars stay apart."""
     markers: list[_Marker] = []
     seen: dict[float, int] = {}
     for run in runs:
@@ -178,23 +178,31 @@ def _labels_overlap(first: _Marker, second: _Marker, height: float) -> bool:
 
 
 def _baseline_lines(axes: Axes, runs: Sequence[RunReport]) -> None:
-    """Draw the Δ_LER of each baseline against the baseline decoder, on the shots of the best round."""
-    drawn: set[tuple[str, str]] = set()
+    """Draw the Δ_LER of each baseline against the reference of the best round, on the shots of that round."""
+    lines: dict[tuple[str, str], float] = {}
     for run in runs:
         best = run.best_verification
-        if best is None or best.decoder_rate is None:
+        if best is None or best.effect is None:
             continue
-        reference = next((member.rate.rate for member in best.panel if member.name == best.backend), None)
-        for member in best.panel:
-            if reference is None or (best.env_yaml_sha256, member.name) in drawn:
-                continue
-            drawn.add((best.env_yaml_sha256, member.name))
-            delta = reference - member.rate.rate
-            axes.axhline(delta, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-            y_transform: Any = axes.get_yaxis_transform()
-            style: Any = {"fontsize": 8, "color": COLOURS["soft"], "ha": "right", "va": "bottom"}
-            style |= {"xycoords": y_transform, "textcoords": "offset points", "xytext": (0, 2)}
-            axes.annotate(plain(member.name, 40), (0.995, delta), **style)
+        rates = {member.name: member.rate.rate for member in best.panel}
+        if (reference := rates.get(best.effect.reference)) is None:
+            continue
+        for name, rate in rates.items():
+            lines.setdefault((best.env_yaml_sha256, name), reference - rate)
+    for delta in lines.values():
+        axes.axhline(delta, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    low, high = axes.get_ylim()
+    labels: list[tuple[float, list[str]]] = []  # height of the highest line, names of lines close to it
+    for (_, name), delta in sorted(lines.items(), key=lambda line: -line[1]):
+        if labels and labels[-1][0] - delta <= 0.05 * (high - low):
+            labels[-1][1].append(plain(name, 40))
+        else:
+            labels.append((delta, [plain(name, 40)]))
+    y_transform: Any = axes.get_yaxis_transform()
+    style: Any = {"fontsize": 8, "color": COLOURS["soft"], "ha": "right", "va": "bottom"}
+    style |= {"xycoords": y_transform, "textcoords": "offset points", "xytext": (0, 2)}
+    for height, names in labels:
+        axes.annotate(", ".join(names), (0.995, height), **style)
 
 
 def _front_legend(tested: Sequence[_Marker], validated: Sequence[_Marker]) -> list[tuple[str, bool, str]]:

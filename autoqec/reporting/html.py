@@ -95,7 +95,7 @@ def claim(run: RunReport) -> str:
         return report.claim
     if best is not None:
         gain = f"{percent(best.row.relative_holdout)} {_interval(best.row)}".strip()
-        compared = f"the {run.compared_with} on {run.kind_of_shots} shots"
+        compared = f"the {run.terms.reference} on {run.terms.shots}"
         return f"Round {best.row.round} is verified: {gain} fewer failures than {compared}."
     if not run.rounds:
         return "No round has finished yet."
@@ -112,11 +112,14 @@ def profile_limits(run: RunReport) -> Profile:
 
 
 def null_result_note(run: RunReport) -> str:
-    """State the gain that the run could have detected, from the last measured LER of the baseline decoder."""
+    """State the gain that the run could have detected, from the last measured LER of the baseline decoder.
+
+    On sealed shots the reasons of each verdict state it, because the number of shots differs from round to round.
+    """
     from autoqec.qec.stats import detectable_effect
 
     rate = next((row.ler_plain_classical for row in reversed(run.rows) if row.ler_plain_classical), None)
-    if rate is None or rate >= 1:
+    if run.on_sealed_shots or rate is None or rate >= 1:
         return ""
     limits = profile_limits(run)
     shots = min(limits.judge_test_shots, limits.judge_effect_shots)  # a verdict needs both draws

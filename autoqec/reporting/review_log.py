@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from autoqec.contracts.comparison import comparison_terms
 from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.llm.ledger import Ledger
@@ -205,7 +206,7 @@ def _loss_without_effect(run: ReviewedRun) -> Iterator[Finding]:
 
 
 def _overfitting(run: ReviewedRun) -> Iterator[Finding]:
-    """Report gains on val shots above the interval on fresh shots."""
+    """Report gains on val shots above the interval of the verification."""
     tested = [
         (row.round, row.validation.delta, row.verification.gain)
         for row in run.measured
@@ -217,11 +218,12 @@ def _overfitting(run: ReviewedRun) -> Iterator[Finding]:
     if not above:
         return
     numbers = tuple(number for number, _, _ in above)
+    shots = comparison_terms(sealed=run.info.sealed_shots).shots
     ratio = statistics.mean(gain / (on_val or 1) for _, on_val, gain in above)
     yield Finding(
         "overfit-val", "warning" if 2 * len(above) > len(tested) and len(tested) > 1 else "note",
-        f"in {len(above)} of {len(tested)} tested rounds the val gain lies above the 95% interval on fresh shots; "
-        f"the gain on fresh shots is {100 * ratio:.0f}% of it on average",
+        f"in {len(above)} of {len(tested)} tested rounds the val gain lies above the 95% interval on {shots}; "
+        f"the gain on {shots} is {100 * ratio:.0f}% of it on average",
         numbers, run.see(*(run.layout.round(number).report_md for number in numbers[-3:])),
         advice.larger_profile(run.info.profile),
     )  # fmt: skip
@@ -295,12 +297,13 @@ def _stale_log(run: ReviewedRun) -> Iterator[Finding]:
 def _budget(run: ReviewedRun) -> Iterator[Finding]:
     """Report time and model cost by outcome."""
     seconds: dict[str, float] = defaultdict(float)
+    verification = sum(verification_seconds(run.layout, row) for row in run.finished)
     for row in run.finished:
-        seconds[outcome(row)] += (row.train_wallclock_s or 0) + (row.eval_wallclock_s or 0)
-        seconds["verification"] += verification_seconds(run.layout, row)
-    total = sum(seconds.values())
+        seconds[f"{outcome(row)} rounds"] += (row.train_wallclock_s or 0) + (row.eval_wallclock_s or 0)
+    total = sum(seconds.values()) + verification
     ordered = sorted(seconds.items(), key=lambda item: -item[1])
-    parts = [f"{name} {100 * part / total:.0f}%" for name, part in ordered if part]
+    parts = [f"verification {100 * verification / total:.0f}%"] if verification else []
+    parts += [f"training of {name} {100 * part / total:.0f}%" for name, part in ordered if part]
     shares = f": {', '.join(parts)}" if parts else ""
     description = f"{total:.0f} s of training, measurement and verification{shares}"
     totals = Ledger(run.layout.ledger).totals

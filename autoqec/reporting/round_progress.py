@@ -76,7 +76,7 @@ class RoundProgress:
             parts += [text for text in [_delta(self.counts)] if text]
             parts.append(f"fixed {self.counts.fixed} · broken {self.counts.broken}")
         if self.evidence is not None:
-            parts.append("e-value {:.3g} of {:.3g}".format(*self.evidence))
+            parts.append("e-value {:.3g} ({:.3g} needed)".format(*self.evidence))
         return parts
 
     def screen(self) -> RenderableType:

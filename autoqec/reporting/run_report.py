@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from autoqec.contracts.comparison import ComparisonTerms, comparison_terms
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.trial import Trial
@@ -182,14 +183,9 @@ class RunReport:
         return self.env is not None and self.env.recorded is not None
 
     @property
-    def compared_with(self) -> str:
-        """What the gains of verifications are over: on recorded shots the strongest baseline."""
-        return "strongest baseline" if self.on_sealed_shots else "baseline decoder"
-
-    @property
-    def kind_of_shots(self) -> str:
-        """Shots of verifications: sealed ones if they are recorded, else fresh ones."""
-        return "sealed" if self.on_sealed_shots else "fresh"
+    def terms(self) -> ComparisonTerms:
+        """How text names the shots of verifications and what their gains are over."""
+        return comparison_terms(sealed=self.on_sealed_shots)
 
     @cached_property
     def env_text(self) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autoqec.contracts.comparison import comparison_terms
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.timing import seconds_between
 from autoqec.qec.stats import validation_effect
@@ -86,6 +87,8 @@ def rounds_table(rows: Sequence[HistoryRow], *, total: int = 0, sealed: bool = F
         rows: The rounds.
         total: Number of rounds of the run, of which `rows` are the last.
         sealed: They are verified on sealed blocks of recorded shots.
+
+    Costs are those counted by the verifier, if it has counted them.
     """
     table = Table(title="Rounds", title_justify="left")
     table.add_column("#", justify="right")
@@ -93,15 +96,17 @@ def rounds_table(rows: Sequence[HistoryRow], *, total: int = 0, sealed: bool = F
     for name in ("val Δ, errors", "params", "FLOPs"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("outcome", no_wrap=True)
-    compared = "strongest baseline,\nsealed shots" if sealed else "baseline,\nfresh shots"
-    table.add_column(f"fewer failures\nthan {compared}", justify="right", overflow="fold")
+    terms = comparison_terms(sealed=sealed)
+    compared = f"fewer failures\nthan {terms.reference.removesuffix(' decoder')},\n{terms.shots}"
+    table.add_column(compared, justify="right", overflow="fold")
     for row in rows:
+        bound = "≥ " * (row.cost_counted_by == "candidate sandbox")  # as in the front
         table.add_row(
             str(row.round),
             _hypothesis_cell(row),
             _validation_cell(row),
-            count(row.n_params),
-            count(row.flops_per_syndrome),
+            bound + count(row.judge_n_params or row.n_params),
+            bound + count(row.judge_flops_per_syndrome or row.flops_per_syndrome),
             _outcome_cell(row),
             Text(_test_gain(row)),
         )
@@ -117,13 +122,14 @@ def last_rounds(rows: Sequence[HistoryRow], *, sealed: bool = False) -> Table:
         rows: The rounds.
         sealed: They are verified on sealed blocks of recorded shots, against the strongest baseline.
     """
-    compared = "the baseline decoder" + ", on sealed shots than the strongest baseline" * sealed
+    terms = comparison_terms(sealed=sealed)
+    compared = "the baseline decoder" + f", on {terms.shots} than the {terms.reference}" * sealed
     table = Table(title=f"Last rounds: fewer failures than {compared}, 95% intervals", title_justify="left")
     table.add_column("#", justify="right")
     table.add_column("hypothesis, or reason of failure", overflow="fold", min_width=16)
     table.add_column("validation", justify="right", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
-    table.add_column("sealed shots" if sealed else "fresh shots", justify="right", no_wrap=True)
+    table.add_column(terms.shots, justify="right", no_wrap=True)
     for row in rows:
         val = validation_effect(row)
         val_gain = _gain_cell(val.relative, val.relative_low, val.relative_high, val.counts.shots) if val else "–"
@@ -157,7 +163,7 @@ def _end_time(row: HistoryRow) -> str:
 
 
 def _test_gain(row: HistoryRow) -> str:
-    """Relative gain on fresh shots."""
+    """Relative gain that the verification measured."""
     found = row.verification
     if found is None or found.relative_gain is None:
         return "–"
@@ -195,10 +201,10 @@ def _validation_cell(row: HistoryRow) -> Text:
 
 
 def front_table(run: RunReport) -> Table:
-    """Format the front with gains on fresh shots, and error counts if the report can be read."""
-    table = Table(title=f"Verified front ({run.kind_of_shots} shots, 95% intervals; best first)", title_justify="left")
+    """Format the front with the verified gains, and error counts if the report can be read."""
+    table = Table(title=f"Verified front ({run.terms.shots}, 95% intervals; best first)", title_justify="left")
     sizes = ("params", "FLOPs per shot")
-    compared = "fewer failures than " + ("strongest baseline" if run.on_sealed_shots else "baseline")
+    compared = f"fewer failures than {run.terms.reference.removesuffix(' decoder')}"
     for name in ("#", "Δ_LER per shot", compared, "errors", "beats", *sizes, "branch"):
         table.add_column(name, overflow="fold")
     for entry in run.front[:MAX_FRONT_ROWS]:
@@ -222,7 +228,7 @@ def front_table(run: RunReport) -> Table:
 
 
 def _errors(run: RunReport, entry: RoundEntry) -> str:
-    """Error counts on fresh shots: baseline decoder → decoder, of how many shots."""
+    """Error counts of the verification: baseline decoder → decoder, of how many shots."""
     report = run.verification(entry)
     if report is None or report.effect is None:
         return f"of {count(entry.row.holdout_shots)}" if entry.row.holdout_shots else "–"

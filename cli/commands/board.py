@@ -75,7 +75,7 @@ def show(pattern: str, missing: bool, directory: Path, out: Output) -> None:
         out.emit(to_row(cell))
 
 
-@command.command("measure")
+@command.command("measure", short_help="Measure decoders on circuits.")
 @click.argument("circuit")
 @click.argument("decoder")
 @click.option(
@@ -216,7 +216,7 @@ def add(circuit: Path, name: str | None, rounds: int | None, directory: Path, ou
     out.emit(spec.dump())
 
 
-@command.command("add-decoder")
+@command.command("add-decoder", short_help="Add your decoders, or your VERIFIED rounds.")
 @click.argument("source", metavar="MODULE:FUNCTION")
 @click.option("--sandbox", "sandboxed", is_flag=True, help="Run it in the sandbox.")
 @click.option(

@@ -12,13 +12,50 @@ from autoqec.cli.common import Output, options
 @click.pass_context
 def command(context: click.Context, /, out: Output) -> None:
     """List the verified models in the package; `decode --model NAME` and sinter use them without a run."""
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        _list(out)
+
+
+@command.command("list")
+@options
+def list_models(out: Output) -> None:
+    """List the models, as `autoqec models` does."""
+    _list(out)
+
+
+def _list(out: Output) -> None:
+    """Print one line per model: circuit, gain over the strongest baseline, and its shots."""
+    from autoqec.models import load_models, model_path, model_report
+    from autoqec.reporting.text import interval, percent
+
+    models = load_models()
+    name_width = max(map(len, models), default=0)
+    env_width = max((len(model_report(name).env_name) for name in models), default=0)
+    for name, model in models.items():
+        report = model_report(name)
+        strongest = min(report.panel, key=lambda baseline: baseline.rate.rate)
+        effect = strongest.against
+        gain = f"{percent(effect.relative)} {interval(effect.relative_low, effect.relative_high)}"
+        errors = f"{effect.counts.errors_reference} → {effect.counts.errors_candidate} of {effect.counts.shots:,} shots"
+        sizes = "; any distance and rounds" if model.translation_invariant else ""
+        circuit = f"{report.env_name:{env_width}}  p={effect.p}"
+        out.say(f"{name:{name_width}}  {circuit}  {gain} against {strongest.name} ({errors}){sizes}")
+        out.emit({**model.dump(), "path": str(model_path(name))})
+    out.say("Columns: model; env that it was verified on; fewer failures than its strongest baseline [95% interval].")
+    out.say("autoqec models show NAME: the claim, every baseline and circuit, files")
+
+
+@command.command("show", short_help="Show claim, error counts and files of models NAME.")
+@click.argument("names", metavar="NAME…", nargs=-1, required=True)
+@options
+def show(names: tuple[str, ...], out: Output) -> None:
+    """Show claim, error counts, circuits of the family and files of models NAME."""
     from autoqec.models import load_models, model_path, model_report
     from autoqec.reporting.text import effect_line, member_line
 
-    for name, model in load_models().items():
+    for name in names:
         path, report = model_path(name), model_report(name)
+        model = load_models()[name]
         out.say(f"{name}: {model.claim}")
         for baseline in report.panel:
             out.say(f"  {effect_line(baseline.name, baseline.against)}")
@@ -31,7 +68,7 @@ def command(context: click.Context, /, out: Output) -> None:
         out.emit({**model.dump(), "path": str(path)})
 
 
-@command.command("path")
+@command.command("path", short_help="Print the path of the checkpoint of model NAME.")
 @click.argument("name")
 @options
 def path(name: str, out: Output) -> None:
@@ -43,7 +80,7 @@ def path(name: str, out: Output) -> None:
     out.emit({"name": name, "path": str(found)})
 
 
-@command.command("verify")
+@command.command("verify", short_help="Repeat the verification of model NAME, offline.")
 @click.argument("name")
 @options
 def verify(name: str, out: Output) -> None:

@@ -208,6 +208,13 @@ def test_commands_list_locate_and_refuse(capsys: pytest.CaptureFixture[str]) -> 
     assert run_cli(group, ["models", "--json"]) == 0
     shown = capsys.readouterr()
     assert [json.loads(line)["name"] for line in shown.out.splitlines()] == NAMES
+    assert all(f"{name} " in shown.err for name in NAMES) and "of 100,000 shots" in shown.err
+    assert run_cli(group, ["models", "list", "--json"]) == 0
+    assert capsys.readouterr() == shown
+    assert run_cli(group, ["models", "show", "--json", *NAMES]) == 0
+    details = capsys.readouterr()
+    assert details.out == shown.out
+    shown = details
     # A claim names plain matching; whether a model also beats correlated matching stands beside it.
     strongest = ["mwpm_correlated" if model_env(name).plain == "mwpm" else "bposd_cs10" for name in NAMES]
     assert all(shown.err.count(f"against {name}: ") == strongest.count(name) for name in set(strongest))

@@ -170,6 +170,13 @@ def test_log_of_recorded_shots_names_the_strongest_baseline_and_sealed_shots(tmp
     assert "The gain over the strongest baseline holds on sealed shots." in text and "baseline decoder" not in text
 
 
+def test_head_of_the_log_names_the_shots_of_the_run() -> None:
+    fresh, sealed = views.log_head(rounds.info()), views.log_head(rounds.info(sealed_shots=True))
+    assert "Verification uses fresh shots. Intervals" in fresh and "sealed" not in fresh
+    assert "Verification uses sealed shots, against the strongest baseline. Intervals" in sealed
+    assert "fresh" not in sealed
+
+
 HOSTILE_TEXT = "x\x1b[2J\x1b]8;;http://e\x07 \u202egnp <img src=x> [click](javascript:alert) `code` **bold** # h | c"
 
 

@@ -145,7 +145,19 @@ def test_tables_of_recorded_shots_name_the_strongest_baseline_and_sealed_shots(
     assert (
         ": fewer failures than strongest baseline</dt>" in page and "Measured on the sealed shots of the test" in page
     )
-    assert "fewer failures than baseline decoder" not in page and "Fresh shots, round" not in page
+    assert "fewer failures than baseline decoder" not in page and "resh shots" not in page
+    assert "tested on sealed blocks" in page and "Discs: sealed shots." in page
+
+
+def test_page_of_sampled_shots_does_not_mention_sealed_shots(layout: RunLayout) -> None:
+    page = html.page(run_report.load_pages([layout]))
+    assert "Discs: fresh shots." in page and "verified decoders on fresh shots" in page and "sealed" not in page
+
+
+def test_null_result_on_sealed_shots_states_no_number_of_fresh_shots(layout: RunLayout, tmp_path: Path) -> None:
+    assert "may be missed" in html.null_result_note(run_report.load(layout))
+    layout.env.write_text(load_env(recorded_env(tmp_path / "device"))[1], encoding="utf-8")
+    assert html.null_result_note(run_report.load(layout)) == ""
 
 
 def tables(layout: RunLayout) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError
 from autoqec.reporting import html, loss, run_report
 from autoqec.store.layout import RunLayout
@@ -205,6 +206,43 @@ def test_front_by_time_shows_the_ratio_to_correlated_matching(tmp_path: Path) ->
             report = report.model_copy(update={"cost": cost})
             run.details[key] = dataclasses.replace(details, verification=report)
     assert charts.front_by_time([run]) is None and charts.front([run]) is not None
+
+
+def baseline_lines(tmp_path: Path, change: Callable[[VerifyReport], VerifyReport]) -> tuple[set[float], set[str]]:
+    """Heights of the lines of the front chart and its labels, if the report of the best round is changed."""
+    from autoqec.reporting import charts
+
+    (run,) = run_report.load_pages([runs.make_run(tmp_path, 4)])
+    assert run.best_verification is not None
+    vars(run)["best_verification"] = change(run.best_verification)
+    figure = charts.front([run])
+    assert figure is not None
+    lines = [list(line.get_ydata()) for line in figure.axes[0].lines]
+    return {ys[0] for ys in lines if len(ys) == 2}, {text.get_text() for text in figure.axes[0].texts}
+
+
+@pytest.mark.parametrize("reference", ["mwpm", "mwpm_correlated"])
+def test_baselines_are_drawn_against_the_reference_of_the_gain(tmp_path: Path, reference: str) -> None:
+    """On recorded shots the reference is the strongest baseline: its line is at 0 and the others are below it."""
+    rates: dict[str, float] = {}
+
+    def change(report: VerifyReport) -> VerifyReport:
+        rates.update({member.name: member.rate.rate for member in report.panel})
+        assert report.effect is not None
+        return report.model_copy(update={"effect": report.effect.model_copy(update={"reference": reference})})
+
+    heights, _ = baseline_lines(tmp_path / "workspace", change)
+    assert len(set(rates.values())) == 2
+    assert {rates[reference] - rate for rate in rates.values()} <= heights
+
+
+def test_baselines_close_together_share_a_label(tmp_path: Path) -> None:
+    def change(report: VerifyReport) -> VerifyReport:
+        same = report.panel[0].model_copy(update={"name": "other"})
+        return report.model_copy(update={"panel": (*report.panel, same)})
+
+    _, labels = baseline_lines(tmp_path / "workspace", change)
+    assert "mwpm, other" in labels and "mwpm_correlated" in labels
 
 
 def test_point_size_grows_with_the_number_of_parameters(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_faultless_run_has_only_the_budget_finding(run_with: Made) -> None:
     found = kinds(run_with(row(1), row(2)))
     assert set(found) == {"budget"}
     what = found["budget"].what
-    assert "6 s of training, measurement and verification" in what and "nominated 100%" in what
+    assert "6 s of training, measurement and verification" in what and "training of nominated rounds 100%" in what
 
 
 def test_rounds_on_different_devices_are_flagged(run_with: Made) -> None:
@@ -144,6 +144,7 @@ def test_validation_gains_not_confirmed_on_fresh_shots_are_found(run_with: Made)
     fresh = {"verify_verdict": "SUSPICIOUS", "delta_vs_baseline_holdout": 0.0004, "delta_holdout_high": 0.0008}
     found = kinds(run_with(row(1, delta_ler=0.004, **fresh), row(2, delta_ler=0.004, **fresh), row(3)))
     assert found["overfit-val"].rounds == (1, 2) and "is 10% of it" in found["overfit-val"].what
+    assert "interval on fresh shots; the gain on fresh shots" in found["overfit-val"].what
     assert found["inconclusive"].rounds == (1, 2)
 
 

@@ -108,7 +108,7 @@ def test_gain_is_shown_with_interval_and_counts_during_verification() -> None:
     progress = SequentialTestProgress(round=1, **COUNTS, budget=100_000, e_value=13.5, threshold=40.0)
     for terminal in (False, True):
         output = render(progress, terminal=terminal)
-        assert "verification · 5k of 100k" in output and "fixed 34 · broken 14 · e-value 13.5 of 40" in output
+        assert "verification · 5k of 100k" in output and "fixed 34 · broken 14 · e-value 13.5 (40 needed)" in output
         assert "Δ_LER = +4.00e-03 [+1.34e-03, +6.95e-03] (70 → 50 errors in 5k shots)" in output
     drawn = EffectProgress(round=1, phase="measuring the gain", **COUNTS, budget=100_000)
     assert "measuring the gain · 5k of 100k · Δ_LER = +4.00e-03" in render(progress, drawn)
