@@ -46,6 +46,8 @@ def read(path: Path, shot_format: str, n_bits: int, chunk: int, kind: str = "det
     Raises:
         UsageError: The file cannot be read, or does not hold shots of this size in this format.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe could be read once only
+        raise UsageError("is not a regular file", location=str(path), hint="write the shots to a file first")
     try:
         with path.open("rb") as stream, tempfile.TemporaryDirectory(prefix="autoqec-shots-") as temp_dir:
             check_content(path, stream, shot_format, n_bits, kind)

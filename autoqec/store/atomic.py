@@ -18,7 +18,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from autoqec.errors import StorageError
+from autoqec.errors import StorageError, UsageError
 
 _STALE_TRIES = 5
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -109,8 +109,12 @@ def replace_file(path: Path | str, *, mode: int = 0o644) -> Iterator[int]:
 
     Raises:
         StorageError: The file cannot be written; the old file remains.
+        UsageError: The path is one of a device, such as /dev/stdout, which root would replace for all processes.
     """
     path = Path(path)
+    if _is_device_name(path):
+        message = "is a device, which cannot be replaced by a file"
+        raise UsageError(message, location=str(path), hint="write to a file, then `cat` it")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with storage_errors(path):
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -126,6 +130,12 @@ def replace_file(path: Path | str, *, mode: int = 0o644) -> Iterator[int]:
                 os.unlink(temporary)
             raise
     fsync_dir(path.parent)
+
+
+def _is_device_name(path: Path) -> bool:
+    """Return whether a path names a device or an open file of a process (/dev/shm has files)."""
+    directory = os.path.dirname(os.path.abspath(path))
+    return directory in ("/dev", "/dev/fd", "/proc") or directory.startswith("/proc/")
 
 
 def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:

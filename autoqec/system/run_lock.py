@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -30,6 +31,7 @@ HELD = "run-held"  # code of the error for a run that another process holds
 _OWNER_VARIABLE = "AUTOQEC_OWNER"  # in the environment of every child, so that a later start finds what is left
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "9p"}
 _LOCAL_LOCKS = {"local_lock=all", "local_lock=flock", "nolock", "localflock", "noflock"}  # mount options
+_MOUNTS = Path("/proc/self/mounts")
 _TIMEOUT_S = 10.0
 _RETRY_DELAY_S = 0.05
 
@@ -289,12 +291,12 @@ def _file_system(path: Path) -> tuple[str, tuple[str, ...]]:
     """Return type and mount options of the file system that holds `path`; "" if it is unknown."""
     longest, kind, options = "", "", ""
     try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
+        lines = os.fsdecode(_MOUNTS.read_bytes()).split("\n")
     except OSError:
         return "", ()
     for line in lines:
-        _, mount_point, fs_type, mount_options, *_ = line.split()
-        mount_point = mount_point.encode().decode("unicode_escape")
-        if path.is_relative_to(mount_point) and len(mount_point) >= len(longest):
+        _, mount_point, fs_type, mount_options, *_ = [*line.split(" "), "", "", "", ""]  # a source may be empty
+        mount_point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), mount_point)  # spaces, above all
+        if mount_point and path.is_relative_to(mount_point) and len(mount_point) >= len(longest):
             longest, kind, options = mount_point, fs_type, mount_options
     return kind, tuple(options.split(","))

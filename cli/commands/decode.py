@@ -227,6 +227,8 @@ def _check_target(shots: Path, target: Path) -> None:
             location=str(target),
             hint=f"mkdir -p {target.parent}, or choose another file",
         )
+    if target.exists() and not target.is_file():
+        raise UsageError("is not a regular file", location=str(target), hint="write to a file, then `cat` it")
     if target.exists() and shots.exists() and target.samefile(shots):
         raise UsageError("is the input file", location="--out", hint="choose another file")
 

@@ -70,7 +70,9 @@ def test_a_run_ends_in_a_verdict_on_sealed_blocks(workspace: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(("wrong_every", "name"), [(1000, "better"), (3, "worse")])
-def test_a_run_compares_its_rounds_with_recorded_predictions(workspace: Path, wrong_every: int, name: str) -> None:
+def test_a_run_compares_its_rounds_with_recorded_predictions(
+    workspace: Path, wrong_every: int, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     device = workspace.parent / "device"
     write_predictions(device / "data", name, wrong_every)
     env_file = write_recorded_env(device, others=(f"recorded:{name}",))
@@ -88,10 +90,35 @@ def test_a_run_compares_its_rounds_with_recorded_predictions(workspace: Path, wr
     assert report.verdict != "VERIFIED" or name == "worse"
     assert verify_round.replay(layout, repo, 1, print).agrees
     predictions = device / "data" / f"{name}1.b8"
-    predictions.write_bytes(bytes(predictions.stat().st_size))
+    content = predictions.read_bytes()
+    predictions.write_bytes(bytes(len(content)))
     with pytest.raises(UsageError, match="is not the file of the manifest") as changed:
         verify_round.replay(layout, repo, 1, print)
     assert changed.value.location == str(predictions)
+    predictions.write_bytes(content)
+    publish_secret(layout, repo)
+    package_run(layout, repo, tmp_path / "run.tar")
+    capsys.readouterr()
+    check_replay_of_predictions(tmp_path / "run.tar", predictions, capsys)
+
+
+def check_replay_of_predictions(archive: Path, predictions: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replay an archive with recorded predictions: changed ones, cut ones, none, and those of the run."""
+    data, into = predictions.parent.rename(archive.parent / "moved"), archive.parent / "again"
+    moved = data / predictions.name
+    content = moved.read_bytes()
+    replay = ["replay", str(archive), "--into", str(into), "--recorded", str(data), "--quiet", "--json"]
+    for damaged in (bytes([content[0] ^ 1]) + content[1:], content[:-1], None):
+        moved.unlink() if damaged is None else moved.write_bytes(damaged)
+        assert run_cli(group, replay) == 2
+        shown = capsys.readouterr()
+        assert str(moved) in shown.err and "hint:" in shown.err and '"plan"' not in shown.out and not into.exists()
+    moved.write_bytes(content)
+    assert run_cli(group, replay) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["found"] for row in found if row.get("round") == 1][0].endswith(
+        "again on the same shots (14 sealed blocks read again from the recorded files)"
+    )
 
 
 def check_replay_elsewhere(archive: Path, data: Path, elsewhere: Path) -> Path:

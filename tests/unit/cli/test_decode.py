@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -327,12 +329,16 @@ def test_late_error_keeps_existing_output(
         ("shots.b8", "no/x", "not a file"),
         ("shots.b8", ".", "is a directory"),
         ("shots.b8", "shots.b8", "is the input file"),
+        ("shots.b8", "pipe", "is not a regular file"),
+        ("pipe", "x", "is not a regular file"),
     ],
 )
 def test_missing_or_conflicting_files_are_rejected(
     made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], shots: str, out: str, part: str
 ) -> None:
     place, _ = made
+    with suppress(FileExistsError):
+        os.mkfifo(place / "pipe")
     assert decode(place, shots=shots, out=out) == 2
     refused(capsys, part)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from autoqec.errors import StorageError
+from autoqec.errors import StorageError, UsageError
 from autoqec.store import atomic
 
 
@@ -72,6 +73,26 @@ def test_link_is_replaced_and_never_followed(tmp_path: Path) -> None:
     atomic.write_text(tmp_path / "a", "new")
     assert (tmp_path / "victim").read_text() == "precious"
     assert not (tmp_path / "a").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/../dev/null"])
+def test_devices_are_not_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root could: /dev/stdout is a link, which every other process would miss."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("a file is written")
+
+    monkeypatch.setattr(atomic.os, "open", never)
+    monkeypatch.setattr(atomic.os, "replace", never)
+    with pytest.raises(UsageError, match="is a device") as refused:
+        atomic.write_bytes(name, b"x")
+    assert refused.value.location == str(Path(name)) and "cat" in str(refused.value.hint)
+
+
+def test_files_in_shared_memory_are_replaced() -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        atomic.write_bytes(file.name, b"x")
+        assert Path(file.name).read_bytes() == b"x"
 
 
 def test_json_refuses_nan_and_keeps_the_order(tmp_path: Path) -> None:

@@ -131,6 +131,27 @@ def mount_as(monkeypatch: pytest.MonkeyPatch, kind: str, *options: str) -> None:
     monkeypatch.setattr(run_lock, "_file_system", lambda path: (kind, options))
 
 
+@pytest.mark.parametrize(
+    ("line", "path", "kind"),
+    [
+        ("server:/a /home nfs4 rw 0 0", "/home/run", "nfs4"),
+        ("server:/a /home nfs4 rw 0 0", "/homes/run", "ext4"),
+        (" /home nfs4 rw 0 0", "/home/run", "nfs4"),  # no source
+        ("server:/a\\040b /mnt/my\\040files nfs4 rw 0 0", "/mnt/my files/run", "nfs4"),
+        ("server:/a /mnt/donn\u00e9es nfs4 rw 0 0", "/mnt/donn\u00e9es/run", "nfs4"),
+        ("server:/a /mnt/\udcff nfs4 rw 0 0", "/mnt/\udcff/run", "nfs4"),  # not UTF-8
+        ("server:/a /mnt/\udcff nfs4 rw 0 0", "/home/run", "ext4"),
+    ],
+)
+def test_file_system_of_a_path_is_found_whatever_the_names(
+    line: str, path: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_bytes(os.fsencode(f"/dev/sda1 / ext4 rw 0 0\n{line}\n"))
+    monkeypatch.setattr(run_lock, "_MOUNTS", mounts)
+    assert run_lock._file_system(Path(path)) == (kind, ("rw",))
+
+
 def test_owner_on_another_host_is_seen_through_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS keeps the lock on a directory to its client and passes that of a file on to the server."""
     mount_as(monkeypatch, "nfs4", "rw", "vers=4.2", "local_lock=none")
