@@ -100,14 +100,13 @@ def missing_blocks(board: BoardLayout, circuit: BoardCircuit, decoder: BoardDeco
 def _missing_blocks(
     done: Iterable[BoardMeasurement], decoder: str, version: str | None, dem_sha256: str, plan: Plan
 ) -> list[int]:
-    known = {
-        own
-        for item in done
-        if item.decoder == decoder and item.decoder_version == version and not plan.again
-        for model, seed, shots, number in blocks(item)
-        if (model, seed) == (dem_sha256, plan.seed)
-        for own in _numbers(shots, number, plan.block_shots)
-    }
+    known: set[int] = set()
+    for item in () if plan.again else done:
+        if (item.decoder, item.decoder_version) != (decoder, version):
+            continue
+        for model, seed, shots, number in blocks(item):
+            if (model, seed) == (dem_sha256, plan.seed):
+                known.update(_numbers(shots, number, plan.block_shots))
     return [number for number in range(plan.n_blocks) if number not in known]
 
 

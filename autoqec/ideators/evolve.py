@@ -101,10 +101,7 @@ def _move(parent: RoundRow, params: Params, child: Params, config: space.Config)
     keys = [
         key for key in child if params.get(key) != child[key] and (key in params or params["type"] == child["type"])
     ]
-    changes = ", ".join(
-        f"{key} {space.format_value(params.get(key))} -> {space.format_value(child[key])}" for key in keys
-    )
-    rationale = "; ".join(space.DIMENSION_BY_KEY[key].rationale for key in keys)
+    changes, rationale = space.describe_changes(params, child, keys)
     return Move(
         slug="-".join([f"r{parent['round']}", *(key.split(".")[-1] for key in keys)]),
         hypothesis=f"Round {parent['round']} is the best of its sample; {changes} may improve it: {rationale}",

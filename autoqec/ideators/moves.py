@@ -138,10 +138,7 @@ def extend(state: SearchState) -> Move | None:
         init = {"training.init": "parent" if keep_weights else "fresh"}
         config = space.normalise(unflatten(before | steps | init | state.pins))
         if state.is_admissible(config):
-            changes = ", ".join(
-                f"{key} {space.format_value(before.get(key))} -> {space.format_value(steps[key])}" for key in steps
-            )
-            rationale = "; ".join(space.DIMENSION_BY_KEY[key].rationale for key in steps)
+            changes, rationale = space.describe_changes(before, steps, steps)
             weights = "from its weights" if keep_weights else "from fresh weights"
             text = f"Round {parent['round']} is verified; {changes} ({weights}) should add to it: {rationale}"
             name = "-".join(key.split(".")[-1] for key in steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,6 +186,13 @@ def format_value(value: Any) -> str:
     if value is None:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def describe_changes(before: Params, after: Params, keys: Iterable[str]) -> tuple[str, str]:
+    """Return the changes of some keys as text, and what these changes are expected to do."""
+    keys = list(keys)
+    changes = ", ".join(f"{key} {format_value(before.get(key))} -> {format_value(after[key])}" for key in keys)
+    return changes, "; ".join(DIMENSION_BY_KEY[key].rationale for key in keys)
 
 
 def without(config: Config, keys: Container[str]) -> Config:

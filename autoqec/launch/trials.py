@@ -20,8 +20,8 @@ from autoqec.ideators.proposal_checks import find_equivalent_round
 from autoqec.llm.deadline import time_not_counted
 from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.store import jsonl
+from autoqec.store.contract_lines import read_contracts
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES
-from autoqec.store.trials import read_trials
 
 if TYPE_CHECKING:
     from autoqec.contracts.profiles import Profile
@@ -44,9 +44,9 @@ class Trials:
     def __init__(self, run: RunContext, attempt: Callable[[], Begun], recorded: Path | None = None) -> None:
         self._run, self._attempt = run, attempt
         self._code_digests: dict[str, str] = {}
-        self._own = {trial.key: trial for trial in read_trials(run.layout.trials)}
+        self._own = {trial.key: trial for trial in read_contracts(run.layout.trials, Trial)}
         self._seconds = sum(trial.seconds for trial in self._own.values())
-        self._recorded = {} if recorded is None else {trial.key: trial for trial in read_trials(recorded)}
+        self._recorded = {} if recorded is None else {trial.key: trial for trial in read_contracts(recorded, Trial)}
 
     @property
     def hours(self) -> float:

@@ -12,8 +12,8 @@ from autoqec.contracts.trial import Trial
 from autoqec.errors import AutoqecError
 from autoqec.qec.stats import paired_effect
 from autoqec.reporting.text import count, duration, interval, percent, plain, pluralize
+from autoqec.store.contract_lines import read_contracts
 from autoqec.store.layout import RunLayout
-from autoqec.store.trials import read_trials
 
 if TYPE_CHECKING:
     from autoqec.llm.ledger import Ledger
@@ -37,7 +37,7 @@ def trials_by_attempt(layout: RunLayout) -> dict[str, list[Trial]] | None:
     """Return the trials of each attempt, in the order they were made; None if the file cannot be read."""
     found: dict[str, list[Trial]] = defaultdict(list)
     try:
-        for trial in read_trials(layout.trials):
+        for trial in read_contracts(layout.trials, Trial):
             found[trial.round_attempt_id].append(trial)
     except (AutoqecError, OSError):
         return None

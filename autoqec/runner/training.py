@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,14 +162,14 @@ def _circuit_phases(
     observables alone, so an env of recorded shots fine-tunes on those in `recorded`. Fine-tuning is through the
     matching if `can_finetune`, or by policy gradient if the config has that block.
     """
-    training_config = dsl.training
+    training = dsl.training
     shots: dict[str, Any] = {"eval_shots": max(1, int(profile.val_shots * EVAL_SHARE)), "recorded": recorded}
-    if training_config.finetune_shots == "recorded" and recorded is None:
+    if training.finetune_shots == "recorded" and recorded is None:
         hint = "remove it, or use an env of code kind `recorded_shots`"
         raise UsageError("the env has no recorded shots", location="training.finetune_shots", hint=hint)
     in_finetuning = _require_finetuning(problem, dsl)
-    shots["simulated"] = training_config.finetune_shots == "simulated"
-    gaps = training_config.replay is not None and training_config.replay.near_failure > 0
+    shots["simulated"] = training.finetune_shots == "simulated"
+    gaps = training.replay is not None and training.replay.near_failure > 0
 
     def phase_factory(name: str) -> PhaseFactory:
         threads = torch.get_num_threads()
@@ -176,37 +177,28 @@ def _circuit_phases(
             problem.env, dsl, profile, budget, seed, name, overlay.current_modules_dir(), threads, recorded
         )
 
-    found = [
-        Phase(
-            "training",
-            EdgeLabelSampler(
-                problem, training_config.batch_size, seed, gaps=gaps, labels=training_config.labels, **shots
-            ),
-            SupervisedEdges(
-                learning_rate=training_config.learning_rate,
-                weight_decay=training_config.weight_decay,
-                loss=training_config.loss,
-                weight=weight,
-                labels=training_config.labels,
-                hidden_detectors=problem.graph.in_sector if in_finetuning else None,
-            ),
-            budget.train_shots,
-            phase_factory("training"),
-        )
-    ]
-    if training_config.finetune_share > 0 and training_config.policy_gradient is not None:
-        reward = training_config.policy_gradient.dump()
-        gap = training_config.finetune_gap
-        policy_sampler = PolicySampler(problem, training_config.batch_size, seed, gap=gap, **shots, **reward)
-        policy_algo = PolicyGradient(learning_rate=training_config.finetune_learning_rate, **reward)
-        found.append(
-            Phase("finetuning", policy_sampler, policy_algo, budget.finetune_shots, phase_factory("finetuning"))
-        )
-    if training_config.finetune_share > 0 and can_finetune(problem, dsl):
-        near_sampler = NearFailureSampler(problem, FINETUNE_BATCH, seed, gap=training_config.finetune_gap, **shots)
-        algo = MatchingFinetune(problem, learning_rate=training_config.finetune_learning_rate)
-        found.append(Phase("finetuning", near_sampler, algo, budget.finetune_shots, phase_factory("finetuning")))
-    return found
+    edge_sampler = EdgeLabelSampler(problem, training.batch_size, seed, gaps=gaps, labels=training.labels, **shots)
+    edge_algo = SupervisedEdges(
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        loss=training.loss,
+        weight=weight,
+        labels=training.labels,
+        hidden_detectors=problem.graph.in_sector if in_finetuning else None,
+    )
+    circuit_phases = [Phase("training", edge_sampler, edge_algo, budget.train_shots, phase_factory("training"))]
+    if training.finetune_share == 0:
+        return circuit_phases
+    gap, learning_rate = training.finetune_gap, training.finetune_learning_rate
+    finetuning = partial(Phase, "finetuning", n_shots=budget.finetune_shots, build=phase_factory("finetuning"))
+    if training.policy_gradient is not None:
+        reward = training.policy_gradient.dump()
+        policy_sampler = PolicySampler(problem, training.batch_size, seed, gap=gap, **shots, **reward)
+        circuit_phases.append(finetuning(policy_sampler, PolicyGradient(learning_rate=learning_rate, **reward)))
+    if can_finetune(problem, dsl):
+        near_sampler = NearFailureSampler(problem, FINETUNE_BATCH, seed, gap=gap, **shots)
+        circuit_phases.append(finetuning(near_sampler, MatchingFinetune(problem, learning_rate=learning_rate)))
+    return circuit_phases
 
 
 def _require_finetuning(problem: Problem, dsl: PredecoderDSL) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 
 from autoqec.contracts import names
+from autoqec.store.below import Below
 from autoqec.store.recorded_layout import recorded_location
 from autoqec.store.round_layout import RoundLayout
 
@@ -14,6 +16,7 @@ RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")  # `$` would also match before a t
 BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
 EDITABLE_MODULES = "autoqec/decoders/modules"
 EDITABLE_CONFIG = f"{EDITABLE_MODULES}/predecoder.yaml"
+_in_run = partial(Below, of="root")
 
 
 @dataclass(frozen=True)
@@ -23,145 +26,38 @@ class RunLayout:
     repo_root: Path
     run_id: str
 
+    history = _in_run("history.jsonl")
+    attempts = _in_run("attempts.jsonl")
+    attempts_head = _in_run("attempts.head")  # hash of a line of attempts.jsonl that registered a test
+    log = _in_run("log.md")
+    log_file = _in_run("logs", "autoqec.log")  # operational: what happened when; `log` is the narrative of the results
+    pareto = _in_run("pareto.json")
+    preview = _in_run("pareto_preview.json")
+    candidates = _in_run("candidate_pareto.json")
+    fork_graph = _in_run("fork_graph.json")
+    run_info = _in_run("run.json")
+    env = _in_run("env.yaml")
+    secret = _in_run("secret")
+    secret_hex = _in_run("secret.hex")  # the secret of a closed run, as hex
+    live = _in_run("live.json")  # live status of the run's process; deleted when it ends
+    stop_request = _in_run("stop_request.json")  # request of `autoqec stop`; deleted when the user starts the run again
+    detached = _in_run("detached.json")  # state of a detached run
+    detached_logs = _in_run("detached")  # output of the jobs in which a detached run executes
+    cassette = _in_run("cassette.jsonl")
+    ledger = _in_run("ledger.jsonl")
+    notebook = _in_run("notebook.jsonl")
+    trials = _in_run("trials.jsonl")
+    salvage = _in_run("salvage")
+    shots = _in_run("shots")  # the verifier's shots from an archive; empty in the repository in which the run was made
+    removed_files = _in_run("removed.jsonl")  # files that `autoqec gc` removed, with their hashes
+    html = _in_run("report.html")
+    plots = _in_run("plots")
+    exports = _in_run("exports")
+
     @property
     def root(self) -> Path:
         """The run's directory."""
         return runs_dir(self.repo_root) / self.run_id
-
-    @property
-    def history(self) -> Path:
-        """`history.jsonl`."""
-        return self.root / "history.jsonl"
-
-    @property
-    def attempts(self) -> Path:
-        """`attempts.jsonl`."""
-        return self.root / "attempts.jsonl"
-
-    @property
-    def attempts_head(self) -> Path:
-        """`attempts.head`: hash of a line of attempts.jsonl that registered a test."""
-        return self.root / "attempts.head"
-
-    @property
-    def log(self) -> Path:
-        """`log.md`."""
-        return self.root / "log.md"
-
-    @property
-    def log_file(self) -> Path:
-        """The operational log: what happened when. `log` is the narrative of the results."""
-        return self.root / "logs" / "autoqec.log"
-
-    @property
-    def pareto(self) -> Path:
-        """`pareto.json`."""
-        return self.root / "pareto.json"
-
-    @property
-    def preview(self) -> Path:
-        """`pareto_preview.json`."""
-        return self.root / "pareto_preview.json"
-
-    @property
-    def candidates(self) -> Path:
-        """`candidate_pareto.json`."""
-        return self.root / "candidate_pareto.json"
-
-    @property
-    def fork_graph(self) -> Path:
-        """`fork_graph.json`."""
-        return self.root / "fork_graph.json"
-
-    @property
-    def run_info(self) -> Path:
-        """`run.json`."""
-        return self.root / "run.json"
-
-    @property
-    def env(self) -> Path:
-        """`env.yaml`."""
-        return self.root / "env.yaml"
-
-    @property
-    def secret(self) -> Path:
-        """`secret`."""
-        return self.root / "secret"
-
-    @property
-    def secret_hex(self) -> Path:
-        """The secret of a closed run, as hex."""
-        return self.root / "secret.hex"
-
-    @property
-    def live(self) -> Path:
-        """Live status of the run's process; deleted when it ends."""
-        return self.root / "live.json"
-
-    @property
-    def stop_request(self) -> Path:
-        """Request of `autoqec stop`; deleted when the user starts the run again."""
-        return self.root / "stop_request.json"
-
-    @property
-    def detached(self) -> Path:
-        """State of a detached run."""
-        return self.root / "detached.json"
-
-    @property
-    def detached_logs(self) -> Path:
-        """Output of the jobs in which a detached run executes."""
-        return self.root / "detached"
-
-    @property
-    def cassette(self) -> Path:
-        """`cassette.jsonl`."""
-        return self.root / "cassette.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        """`ledger.jsonl`."""
-        return self.root / "ledger.jsonl"
-
-    @property
-    def notebook(self) -> Path:
-        """`notebook.jsonl`."""
-        return self.root / "notebook.jsonl"
-
-    @property
-    def trials(self) -> Path:
-        """`trials.jsonl`."""
-        return self.root / "trials.jsonl"
-
-    @property
-    def salvage(self) -> Path:
-        """`salvage`."""
-        return self.root / "salvage"
-
-    @property
-    def shots(self) -> Path:
-        """The verifier's shots from an archive; empty in the repository in which the run was made."""
-        return self.root / "shots"
-
-    @property
-    def removed_files(self) -> Path:
-        """Files that `autoqec gc` removed, with their hashes."""
-        return self.root / "removed.jsonl"
-
-    @property
-    def html(self) -> Path:
-        """`report.html`."""
-        return self.root / "report.html"
-
-    @property
-    def plots(self) -> Path:
-        """`plots`."""
-        return self.root / "plots"
-
-    @property
-    def exports(self) -> Path:
-        """`exports`."""
-        return self.root / "exports"
 
     def stored(self, path: str | None) -> Path | None:
         """Return the file that a row names, if it exists in this run.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoqec.installation import PACKAGE_DIR
+from autoqec.store.below import Below
 
 
 @dataclass(frozen=True)
@@ -14,29 +15,14 @@ class BoardLayout:
 
     dir: Path
 
-    @property
-    def circuits(self) -> Path:
-        """`circuits.jsonl`: the pinned circuits."""
-        return self.dir / "circuits.jsonl"
-
-    @property
-    def decoders(self) -> Path:
-        """`decoders.jsonl`: decoders that the user added."""
-        return self.dir / "decoders.jsonl"
-
-    @property
-    def results(self) -> Path:
-        """`results.jsonl`: the measurements."""
-        return self.dir / "results.jsonl"
+    circuits = Below("circuits.jsonl")  # the pinned circuits
+    decoders = Below("decoders.jsonl")  # decoders that the user added
+    results = Below("results.jsonl")  # the measurements
+    jobs = Below("jobs")  # orders of SLURM jobs that may still be at work
 
     def circuit(self, sha256: str) -> Path:
         """Return the file of an added circuit."""
         return self.dir / "circuits" / f"{sha256}.stim"
-
-    @property
-    def jobs(self) -> Path:
-        """`jobs/`: orders of SLURM jobs that may still be at work."""
-        return self.dir / "jobs"
 
     def job(self, name: str) -> BoardJobLayout:
         """Return the files of an order."""
@@ -49,10 +35,7 @@ class BoardJobLayout:
 
     dir: Path
 
-    @property
-    def order(self) -> Path:
-        """`order.json`: what the jobs measure."""
-        return self.dir / "order.json"
+    order = Below("order.json")  # what the jobs measure
 
     def result(self, index: int) -> Path:
         """Return the file in which a job says how it ended."""
@@ -68,30 +51,11 @@ class ModelLayout:
 
     dir: Path
 
-    @property
-    def info(self) -> Path:
-        """`model.json`."""
-        return self.dir / "model.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        """`checkpoint.pt`: tensors and plain values."""
-        return self.dir / "checkpoint.pt"
-
-    @property
-    def env(self) -> Path:
-        """`env.yaml`."""
-        return self.dir / "env.yaml"
-
-    @property
-    def report(self) -> Path:
-        """`verification_report.json`."""
-        return self.dir / "verification_report.json"
-
-    @property
-    def archive(self) -> Path:
-        """`run.tar.gz`: the archive of the closed run, with its secret, compressed."""
-        return self.dir / "run.tar.gz"
+    info = Below("model.json")
+    checkpoint = Below("checkpoint.pt")  # tensors and plain values
+    env = Below("env.yaml")
+    report = Below("verification_report.json")
+    archive = Below("run.tar.gz")  # the archive of the closed run, with its secret, compressed
 
 
 PACKAGED_MODELS = PACKAGE_DIR / "data" / "models"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from autoqec.store.below import Below
+
 VERIFICATION = "verification"
 
 
@@ -15,90 +17,29 @@ class RoundLayout:
     dir: Path
     round: int
 
-    @property
-    def config(self) -> Path:
-        """`config.yaml`."""
-        return self.dir / "config.yaml"
-
-    @property
-    def train_log(self) -> Path:
-        """`train.log`."""
-        return self.dir / "train.log"
-
-    @property
-    def checkpoint(self) -> Path:
-        """`checkpoint.pt`."""
-        return self.dir / "checkpoint.pt"
-
-    @property
-    def metrics(self) -> Path:
-        """`metrics.json`."""
-        return self.dir / "metrics.json"
-
-    @property
-    def manifest(self) -> Path:
-        """`artifact_manifest.json`."""
-        return self.dir / "artifact_manifest.json"
-
-    @property
-    def manifest_error(self) -> Path:
-        """`manifest_error.txt`."""
-        return self.dir / "manifest_error.txt"
+    config = Below("config.yaml")
+    train_log = Below("train.log")
+    checkpoint = Below("checkpoint.pt")
+    metrics = Below("metrics.json")
+    manifest = Below("artifact_manifest.json")
+    manifest_error = Below("manifest_error.txt")
+    train_dir = Below("train")
+    progress = Below("train", "progress.csv")
+    # The order for a cluster's job: written before the job is submitted, deleted when it is cancelled.
+    job = Below("job.json")
+    job_claim = Below("job_claim")  # the id of the one job that works on the order
+    job_dir = Below("job")  # script and logs of the cluster's job
+    # Order, seeds, result and logs of a verification in a cluster's job; removed when its result was read.
+    verification_dir = Below(VERIFICATION)
+    transcript = Below("transcript.jsonl")  # the turns of the language models
+    trial_dir = Below("trial")  # files of a trial while it runs
+    report_md = Below("verification_report.md")
+    report_json = Below("verification_report.json")
 
     @property
     def pointer(self) -> Path:
         """The round's copy of its pointer."""
         return self.dir / pointer_name(self.round)
-
-    @property
-    def train_dir(self) -> Path:
-        """`train`."""
-        return self.dir / "train"
-
-    @property
-    def progress(self) -> Path:
-        """`progress.csv`."""
-        return self.train_dir / "progress.csv"
-
-    @property
-    def job(self) -> Path:
-        """The order for a cluster's job: written before the job is submitted, deleted when it is cancelled."""
-        return self.dir / "job.json"
-
-    @property
-    def job_claim(self) -> Path:
-        """The id of the one job that works on the order."""
-        return self.dir / "job_claim"
-
-    @property
-    def job_dir(self) -> Path:
-        """Script and logs of the cluster's job."""
-        return self.dir / "job"
-
-    @property
-    def verification_dir(self) -> Path:
-        """Order, seeds, result and logs of a verification in a cluster's job; removed when its result was read."""
-        return self.dir / VERIFICATION
-
-    @property
-    def transcript(self) -> Path:
-        """`transcript.jsonl`: the turns of the language models."""
-        return self.dir / "transcript.jsonl"
-
-    @property
-    def trial_dir(self) -> Path:
-        """Files of a trial while it runs."""
-        return self.dir / "trial"
-
-    @property
-    def report_md(self) -> Path:
-        """`verification_report.md`."""
-        return self.dir / "verification_report.md"
-
-    @property
-    def report_json(self) -> Path:
-        """`verification_report.json`."""
-        return self.dir / "verification_report.json"
 
 
 def pointer_name(number: int) -> str:

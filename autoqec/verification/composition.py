@@ -115,20 +115,22 @@ def evaluate_composition(child: FrozenArtifact, request: VerifyRequest, director
             totals.add(error_masks)
     except (ContractError, UsageError) as error:
         return f"synergy with the parents: {error.message}"
-    parents = tuple(
-        CompositionParent(
-            round=parent.round.round,
-            artifact_sha256=copy.sha256,
-            effect=paired_effect(parent_counts, reference=env.plain, p=problem.p),
-            against=(
-                against := paired_effect(parent_vs_child_counts, reference=f"round {parent.round.round}", p=problem.p)
-            ),
-            beaten=against.delta_low > 0,
+    parents = []
+    for parent, copy, counts, counts_against in zip(
+        request.parents, frozen[1:], totals.parents, totals.against, strict=True
+    ):
+        number = parent.round.round
+        effect = paired_effect(counts, reference=env.plain, p=problem.p)
+        against = paired_effect(counts_against, reference=f"round {number}", p=problem.p)
+        parents.append(
+            CompositionParent(
+                round=number,
+                artifact_sha256=copy.sha256,
+                effect=effect,
+                against=against,
+                beaten=against.delta_low > 0,
+            )
         )
-        for parent, copy, parent_counts, parent_vs_child_counts in zip(
-            request.parents, frozen[1:], totals.parents, totals.against, strict=True
-        )
-    )
     mean, low, high = totals.interaction.interval()
     verdict, evidence = decide_composition(low, high, parents)
     return Composition(
@@ -137,7 +139,7 @@ def evaluate_composition(child: FrozenArtifact, request: VerifyRequest, director
         bundle_id=shot_stream.id,
         chunk_digests=shot_stream.digest_lines(),
         effect=paired_effect(totals.child, reference=env.plain, p=problem.p),
-        parents=parents,
+        parents=tuple(parents),
         interaction=mean,
         interaction_low=low,
         interaction_high=high,

@@ -314,15 +314,17 @@ def own_predictions(effects: Mapping[str, PairedEffect], plain: str) -> Guard:
 
     Recorded predictions are left out: a candidate cannot read them, and they may be those of the inner decoder.
     """
-    equal = [
-        f"predictions equal baseline {name}: {counts.errors_candidate} errors, {counts.fixed + counts.broken} of "
-        f"{counts.shots} shots differ"
-        for name, effect in effects.items()
-        if name != plain
-        and not name.startswith(PREDICTED)
-        and (counts := effect.counts).errors_reference >= ENOUGH_ERRORS
-        and counts.fixed + counts.broken <= SAME_ERRORS * counts.errors_reference
-    ]
+    equal = []
+    for name, effect in effects.items():
+        if name == plain or name.startswith(PREDICTED):
+            continue
+        counts = effect.counts
+        differing = counts.fixed + counts.broken
+        if counts.errors_reference >= ENOUGH_ERRORS and differing <= SAME_ERRORS * counts.errors_reference:
+            equal.append(
+                f"predictions equal baseline {name}: {counts.errors_candidate} errors, {differing} of {counts.shots} "
+                "shots differ"
+            )
     return Guard(
         name="own_predictions",
         passed=not equal,

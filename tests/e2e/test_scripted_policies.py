@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.contracts.trial import Trial
 from autoqec.ideators.llm.notebook import current_lessons
 from autoqec.store import jsonl
+from autoqec.store.contract_lines import read_contracts
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.store.trials import read_trials
 from tests.conftest import Workspace, made_workspace
 
 SAME = (
@@ -41,7 +42,7 @@ def test_expert_screens_repairs_and_is_replayed(tmp_path: Path, rounds: int) -> 
     assert [row.status for row in rows] == ["ok"] * rounds
     assert all(row.ideator_source == "llm scripted:expert" for row in rows), "no round was left to the search"
 
-    trials = read_trials(run.trials)
+    trials = read_contracts(run.trials, Trial)
     screens = [trial for trial in trials if trial.kind == "screen"]
     assert [(trial.round, trial.status) for trial in screens] == [(2, "ok"), (2, "ok")]
     checks = [(trial.round, trial.status) for trial in trials if trial.kind == "check"]
@@ -66,7 +67,7 @@ def test_expert_screens_repairs_and_is_replayed(tmp_path: Path, rounds: int) -> 
     assert [[getattr(row, name) for name in SAME] for row in again] == [
         [getattr(row, name) for name in SAME] for row in rows
     ]
-    assert [trial.key for trial in read_trials(replayed.trials)] == [trial.key for trial in trials]
+    assert [trial.key for trial in read_contracts(replayed.trials, Trial)] == [trial.key for trial in trials]
     assert [lesson.model_copy(update={"attempt": None}) for lesson in current_lessons(replayed.notebook)] == [
         lesson.model_copy(update={"attempt": None}) for lesson in lessons
     ], "but for the ids of the attempts that wrote them"

@@ -128,16 +128,11 @@ class ActionSpace:
     @classmethod
     def of_configs(cls, configs: Sequence[Config]) -> ActionSpace:
         """Return the values in a table of configs of `type` and the keys that vary. See also `constant_keys`."""
-        seen: dict[str, list[Any]] = {}
-        for config in configs:
-            for key, value in flatten(config).items():
-                if value not in seen.setdefault(key, []):
-                    seen[key].append(value)
         return cls(
             Assignment(key, value)
-            for key, found in sorted(seen.items(), key=lambda item: (item[0] != "type", item[0]))
-            for value in sorted(found, key=repr)
-            if key == "type" or len(found) > 1
+            for key, values in sorted(_values_by_key(configs).items(), key=lambda item: (item[0] != "type", item[0]))
+            for value in sorted(values, key=repr)
+            if key == "type" or len(values) > 1
         )
 
     def valid(self, draft: PredecoderDraft) -> list[bool]:
@@ -172,12 +167,18 @@ def applies_to_family(key: str, family: str) -> bool:
 
 def constant_keys(configs: Sequence[Config]) -> dict[str, Any]:
     """Return the keys with one value in all configs, which a template needs so that its drafts are in the table."""
-    seen: dict[str, list[Any]] = {}
+    by_key = sorted(_values_by_key(configs).items())
+    return {key: values[0] for key, values in by_key if len(values) == 1 and key != "type"}
+
+
+def _values_by_key(configs: Sequence[Config]) -> dict[str, list[Any]]:
+    """Return the values of each key in the configs, each once, in the order of their first occurrence."""
+    values: dict[str, list[Any]] = {}
     for config in configs:
         for key, value in flatten(config).items():
-            if value not in seen.setdefault(key, []):
-                seen[key].append(value)
-    return {key: found[0] for key, found in sorted(seen.items()) if len(found) == 1 and key != "type"}
+            if value not in values.setdefault(key, []):
+                values[key].append(value)
+    return values
 
 
 def grid_values(dimension: Dimension, grid: int) -> tuple[Any, ...]:

@@ -25,6 +25,12 @@ from autoqec.store import files
 EXAMPLES = PACKAGE_DIR / "data" / "configs"
 
 
+def _require_inside(value: str | None) -> str | None:
+    if value is not None and (Path(value).is_absolute() or ".." in Path(value).parts or value in ("", ".")):
+        raise ValueError(f"{value!r} must be inside the results directory")
+    return value
+
+
 class RunTimeConfig(Contract):
     """How an agent visits its environments."""
 
@@ -67,12 +73,7 @@ class RunTimeConfig(Contract):
         """Number of parallel validation episodes."""
         return self.validation_num_workers or self.num_parallel_episodes
 
-    @field_validator("scores_path", "checkpoint_dir")
-    @classmethod
-    def _check_inside(cls, value: str | None) -> str | None:
-        if value is not None and (Path(value).is_absolute() or ".." in Path(value).parts or value in ("", ".")):
-            raise ValueError(f"{value!r} must be inside the results directory")
-        return value
+    _check_inside = field_validator("scores_path", "checkpoint_dir")(_require_inside)
 
     @model_validator(mode="after")
     def _check_checkpoint_options(self) -> RunTimeConfig:
@@ -101,12 +102,7 @@ class OutputConfig(Contract):
     )
     log_backups: int = Field(default=5, ge=1, le=100, description="rotated files that are kept")
 
-    @field_validator("save_memory_path")
-    @classmethod
-    def _check_inside(cls, value: str | None) -> str | None:
-        if value is not None and (Path(value).is_absolute() or ".." in Path(value).parts or value in ("", ".")):
-            raise ValueError(f"{value!r} must be inside the results directory")
-        return value
+    _check_inside = field_validator("save_memory_path")(_require_inside)
 
 
 class RunConfig(Contract):

@@ -20,6 +20,7 @@ from autoqec.ideators.llm.data_blocks import data_block, fitted_block, sanitize
 from autoqec.ideators.llm.view_budget import FAILURES_CHARS, LESSONS_CHARS
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.store import jsonl
+from autoqec.store.contract_lines import read_contracts
 
 MAX_LESSONS = 15
 MAX_LESSON_CHARS = 140
@@ -68,7 +69,7 @@ class Notebook:
         Raises:
             ContractError: A figure is not that of the history, or the notebook is full.
         """
-        lines, text = read_lines(self._path), sanitize(text, MAX_LESSON_CHARS)
+        lines, text = read_contracts(self._path, Lesson), sanitize(text, MAX_LESSON_CHARS)
         earlier = self._earlier(lines)
         lessons = _current(earlier)
         known = {lesson.id for lesson in lessons}
@@ -103,16 +104,9 @@ class Notebook:
         return lines[: first + self._n_repeated]
 
 
-def read_lines(path: Path) -> list[Lesson]:
-    """Return every line of a notebook, replaced lessons included; [] without a file."""
-    if not path.is_file():
-        return []
-    return [Lesson.read(line, location=f"{path}:{number}") for number, line in enumerate(jsonl.read(path), start=1)]
-
-
 def current_lessons(path: Path) -> list[Lesson]:
     """Return the lessons that no later one replaces."""
-    return _current(read_lines(path))
+    return _current(read_contracts(path, Lesson))
 
 
 def _current(lines: Sequence[Lesson]) -> list[Lesson]:

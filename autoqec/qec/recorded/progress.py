@@ -175,12 +175,18 @@ def _code_sha256() -> str:
 
 
 def _plausible(arrays: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> bool:
-    return arrays.keys() == shapes.keys() and all(
-        len(array.shape) == len(shapes[name])
-        and all(expected in (-1, length) for length, expected in zip(array.shape, shapes[name], strict=True))
-        and (array.dtype == bool or (np.isfinite(array) & (array >= 0)).all())
-        for name, array in arrays.items()
-    )
+    """Return whether the arrays have the expected shapes (-1: any length) and hold counts or flags."""
+    if arrays.keys() != shapes.keys():
+        return False
+    for name, array in arrays.items():
+        expected = shapes[name]
+        if array.ndim != len(expected):
+            return False
+        if any(length not in (-1, actual) for length, actual in zip(expected, array.shape, strict=True)):
+            return False
+        if array.dtype != bool and not (np.isfinite(array) & (array >= 0)).all():
+            return False
+    return True
 
 
 def hash_file(path: Path, name: str, segment_bytes: int | None, reading: Reading) -> str:

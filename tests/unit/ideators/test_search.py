@@ -11,7 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
-from autoqec.contracts.dotted_keys import flatten, unflatten
+from autoqec.contracts.dotted_keys import flatten, unflatten, value_at
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.env import Constraints, FileNoise, StimFileCode, StimGeneratorCode
 from autoqec.contracts.messages import IdeatorResponse
@@ -325,8 +325,8 @@ def test_every_dimension_names_a_config_key_with_valid_values(dimension: space.D
         }
         config = space.build(params)
         assert space.params_of(config) == params
-        step = dimension.step(space.get(config, dimension.key), rng)
-        assert step is not None and step != space.get(config, dimension.key) and dimension.contains(step)
+        step = dimension.step(value_at(config, dimension.key), rng)
+        assert step is not None and step != value_at(config, dimension.key) and dimension.contains(step)
 
 
 def test_slug_accepts_any_text() -> None:

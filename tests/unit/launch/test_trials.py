@@ -28,8 +28,8 @@ from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.orchestrator.run import Roles, Run, search, start_run
 from autoqec.runner import trial as runner_trial
 from autoqec.store import jsonl
+from autoqec.store.contract_lines import read_contracts
 from autoqec.store.run_state import fold
-from autoqec.store.trials import read_trials
 from tests.conftest import made_workspace
 from tests.support.role_views import ideator_view
 from tests.support.rounds import row
@@ -96,7 +96,7 @@ def test_code_that_does_not_build_is_repaired_with_the_traceback(run: Run) -> No
     assert "[..., :1]" in shown, "its own answer"
     assert str(run.layout.root) not in shown and "[..., :1]" not in str(lm.requests[0].messages[-1].content)
     assert [event.kind for event in events if event.kind == "lm_retry"] == ["lm_retry"]
-    first, second = read_trials(run.layout.trials)
+    first, second = read_contracts(run.layout.trials, Trial)
     assert (first.status, second.status, second.kind) == ("compile_error", "ok", "check")
     assert second.n_params and second.flops_per_syndrome and second.train_shots, "compiled, one step, cost known"
     assert not run.layout.round(1).trial_dir.exists()
@@ -105,7 +105,7 @@ def test_code_that_does_not_build_is_repaired_with_the_traceback(run: Run) -> No
 def test_after_two_repairs_the_code_is_given_up(run: Run) -> None:
     lm = ScriptedLM([coded(BAD + "\n" * number) for number in range(1, 5)])
     assert coder(run, lm, [])(task(run)) is None
-    assert len(lm.requests) == 3 and len(read_trials(run.layout.trials)) == 3
+    assert len(lm.requests) == 3 and len(read_contracts(run.layout.trials, Trial)) == 3
     last = str(lm.requests[2].messages[-1].content)
     assert last.count("your last answer") == 4, "both earlier answers, each with its reason"
 
@@ -140,7 +140,7 @@ def test_screen_is_recorded_charged_and_not_repeated(run: Run, monkeypatch: pyte
     first = trials.screen(MLP, (), 0.05)
     assert first.status == "ok" and first.val is not None and first.val.shots == 5_000
     assert first.train_shots is not None and 0.03 < first.train_shots / 131_072 < 0.06
-    assert read_trials(run.layout.trials) == [first]
+    assert read_contracts(run.layout.trials, Trial) == [first]
     assert trials.hours == pytest.approx(first.seconds / 3600) and first.seconds > 0
     budget = RunBudget(compute_hours=1e-9, extra_hours=lambda: trials.hours)
     assert "compute hours" in str(budget.exhausted(fold([]), 0.0))
@@ -151,7 +151,7 @@ def test_screen_is_recorded_charged_and_not_repeated(run: Run, monkeypatch: pyte
     assert trials.screen(MLP, (), 0.05) == first
     replayed = trials_of(run, recorded)
     assert replayed.screen(MLP, (), 0.05).val == first.val
-    assert [trial.key for trial in read_trials(run.layout.trials)] == [first.key]
+    assert [trial.key for trial in read_contracts(run.layout.trials, Trial)] == [first.key]
 
 
 def test_result_is_not_used_before_it_is_on_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from autoqec.llm.anthropic_client import AnthropicLM
-from autoqec.llm.base import LanguageModel, Message, Request, Tool, tool_results
+from autoqec.llm.base import LanguageModel, Message, Tool, tool_results
 from autoqec.llm.errors import (
     LlmAuthError,
     LlmBadAnswerError,
@@ -26,6 +26,7 @@ from autoqec.llm.errors import (
 from autoqec.llm.reported import MAX_TOKENS
 from autoqec.llm.transport import requested_pause_s
 from autoqec.llm.usage import Usage
+from tests.support.llm_requests import request
 from tests.support.messages_server import (
     Behaviour,
     MessagesServer,
@@ -55,10 +56,6 @@ class Guess(BaseModel):
 
 def lm(server: MessagesServer, **options: object) -> AnthropicLM:
     return AnthropicLM(MODEL, base_url=server.url, api_key=server.key, **options)  # type: ignore[arg-type]
-
-
-def request(text: str = "go", **fields: object) -> Request:
-    return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "stream"])

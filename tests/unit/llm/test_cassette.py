@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from autoqec.errors import ContractError, UsageError
 from autoqec.llm.anthropic_client import AnthropicLM
-from autoqec.llm.base import Message, Request, Response, ToolCall
+from autoqec.llm.base import Request, Response, ToolCall
 from autoqec.llm.cassette import _ERROR_FIELDS, CassetteFile, CassetteLM
 from autoqec.llm.config import LMConfig, get_lm_client
 from autoqec.llm.errors import (
@@ -24,6 +24,7 @@ from autoqec.llm.errors import (
 from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.store import jsonl
+from tests.support.llm_requests import request
 from tests.support.messages_server import Behaviour, MessagesServer, fail, refuse, say, say_json, truncate, use_tool
 
 
@@ -32,10 +33,6 @@ class Sum(BaseModel):
 
 
 CONFIG = LMConfig(model="claude-opus-5-5")
-
-
-def request(text: str, **fields: object) -> Request:
-    return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
 
 
 def outcome(lm: object, item: Request) -> object:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from autoqec.errors import UsageError
-from autoqec.llm.base import LanguageModel, Message, Request, Tool
+from autoqec.llm.base import LanguageModel, Tool
 from autoqec.llm.cli_client import CliLM
 from autoqec.llm.cli_output import read_claude
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
@@ -26,6 +26,7 @@ from autoqec.llm.errors import (
 )
 from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.usage import Usage
+from tests.support.llm_requests import request
 
 STANDINS = Path(__file__).resolve().parents[2] / "support" / "standins"
 
@@ -62,10 +63,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bin:
 
 def seen(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def request(text: str = "go", **fields: object) -> Request:
-    return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
 
 
 def test_claude_answers_with_usage_and_cost(install: Bin) -> None:

@@ -24,6 +24,7 @@ from autoqec.llm.errors import (
     LlmTruncatedError,
     LlmUnavailableError,
 )
+from tests.support.llm_requests import request
 from tests.support.messages_server import (
     Behaviour,
     cut,
@@ -71,10 +72,6 @@ def client(api: str, server: ProviderServer) -> Callable[..., LanguageModel]:
         return get_lm_client(LMConfig(**{"model": MODELS[api], "base_url": server.url, **options}))
 
     return build
-
-
-def request(text: str = "go", **fields: Any) -> Request:
-    return Request(messages=(Message(role="user", content=text),), **fields)
 
 
 def test_text_answer_with_system_prompt_and_usage(server, client, api):

@@ -9,17 +9,14 @@ from pydantic import BaseModel
 
 from autoqec.errors import UsageError
 from autoqec.llm import scripted
-from autoqec.llm.base import LanguageModel, Message, Request, ToolCall
+from autoqec.llm.base import LanguageModel, Request, ToolCall
 from autoqec.llm.errors import LlmBadAnswerError, LlmRefusalError
 from autoqec.llm.scripted import ScriptedLM, from_name
+from tests.support.llm_requests import request
 
 
 class Sum(BaseModel):
     value: int
-
-
-def request(text: str, **fields: object) -> Request:
-    return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
 
 
 def test_list_gives_one_answer_per_call() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from typing import Any
 
@@ -14,6 +13,7 @@ from autoqec.runner import AsyncRl, MinibatchRl, SyncRl
 from autoqec.runner.affinity import Affinity, format_cpus
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.round_layout import RoundLayout
+from tests.support.progress import progress_rows
 
 from .loops.support import Make
 
@@ -47,9 +47,7 @@ def test_runner_parameters_are_positional_and_affinity_is_recorded(problem: Prob
     cpu = max(os.sched_getaffinity(0))
     agent, sampler, algo = Make("edges")()
     MinibatchRl(algo, agent, sampler, 128, 3, {"master_cpus": (cpu,)}, 64, logger=TrainLogger(layout)).train()
-    with layout.progress.open(encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    assert [(row["CumSteps"], row["Cpus"], row["Device"]) for row in rows] == [
+    assert [(row["CumSteps"], row["Cpus"], row["Device"]) for row in progress_rows(layout)] == [
         ("64", str(cpu), "cpu"), ("128", str(cpu), "cpu"),
     ]  # fmt: skip
     assert os.sched_getaffinity(0) == {cpu}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +34,7 @@ from autoqec.runner.environment_sampler import (
 )
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.round_layout import RoundLayout
+from tests.support.progress import progress_rows
 
 
 @dataclass
@@ -120,11 +120,6 @@ def test_ranks_draw_different_actions_and_a_seed_repeats_them() -> None:
     assert actions(0) == actions(0) != actions(1)
 
 
-def rows(layout: RoundLayout) -> list[dict[str, str]]:
-    with layout.progress.open(encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
 def build_counting() -> tuple[CategoricalAgent, EnvironmentSampler, EpisodeReinforce]:
     sampler = EnvironmentSampler([Counter(3) for _ in range(8)], COUNTING, 6, 7)
     return agent_of(2, 3), sampler, EpisodeReinforce(learning_rate=0.02, entropy_weight=0.01)
@@ -134,7 +129,7 @@ def test_policy_learns_through_minibatch_rl_eval(layout: RoundLayout) -> None:
     """The best episode takes action 1 first, the only valid one, then action 2 twice: a return of 5."""
     agent, sampler, algo = build_counting()
     MinibatchRlEval(algo, agent, sampler, 48 * 80, 0, None, 48 * 20, logger=TrainLogger(layout)).train()
-    table = rows(layout)
+    table = progress_rows(layout)
     assert [row["TrajsInEval"] for row in table] == ["8"] * 5 and table[0]["StepsInEval"] == "24"
     assert float(table[-1]["ReturnAverage"]) == 5.0 > float(table[0]["ReturnAverage"])
 
@@ -142,7 +137,7 @@ def test_policy_learns_through_minibatch_rl_eval(layout: RoundLayout) -> None:
 def test_trajectories_of_all_ranks_are_counted(layout: RoundLayout) -> None:
     agent, sampler, algo = build_counting()
     SyncRl(algo, agent, sampler, 48 * 8, build=build_counting, world_size=2, logger=TrainLogger(layout)).train()
-    last = rows(layout)[-1]
+    last = progress_rows(layout)[-1]
     assert (last["CumSteps"], last["CumCompletedTrajs"], last["LengthAverage"]) == ("384", "128", "3.0")
 
 
@@ -167,7 +162,7 @@ def test_design_environments_are_sampled_step_by_step(env: EnvSpec, layout: Roun
     sampler = EnvironmentSampler([DesignEnv(template) for _ in range(4)], interface, 5, 1)
     agent = agent_of(len(interface.observe(template)), len(space))
     MinibatchRl(EpisodeReinforce(learning_rate=0.02), agent, sampler, 20 * 10, logger=TrainLogger(layout)).train()
-    (row,) = rows(layout)
+    (row,) = progress_rows(layout)
     assert 1 < float(row["LengthAverage"]) <= 4 and float(row["FailedAverage"]) == 0
     assert int(row["CumCompletedTrajs"]) > 40 and row["CumSteps"] == "200"
     assert {float(row["ReturnMin"]), float(row["ReturnMax"])} == {-1.0, 0.0}

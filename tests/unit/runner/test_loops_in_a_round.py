@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 from pathlib import Path
@@ -16,9 +15,9 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics
 from autoqec.runner.runner import run_round
 from autoqec.runner.spec import SCRATCH_DIR
-from autoqec.store.round_layout import RoundLayout
 from autoqec.system import sandbox
 from tests.support.processes import spawned
+from tests.support.progress import progress_rows
 
 from .conftest import Ran, config_for
 
@@ -38,11 +37,6 @@ def config(output_mode: str = "soft_priors", **training: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rows(layout: RoundLayout) -> list[dict[str, str]]:
-    with layout.progress.open(encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
-
-
 def ran(env_text: str, place: Path, mode: str, training: dict[str, Any]) -> Ran:
     return Ran(config_for(env_text, place / "round_1", config(mode, **training)))
 
@@ -51,7 +45,7 @@ def test_round_trains_asynchronously_by_reward(env_text: str, tmp_path: Path) ->
     round_ = ran(env_text, tmp_path, "hard_flip", APART)
     assert round_.metrics.status == "ok", round_.metrics.status_reason
     assert round_.metrics.train_shots == 2048 + 128 and round_.metrics.train_steps == 17
-    table = rows(round_.layout)
+    table = progress_rows(round_.layout)
     assert {row["Phase"] for row in table} == {"training", "finetuning"}
     assert all(float(row["CumReplayRatio"]) <= 1.0 and row["ReplayRatioSet"] == "1.0" for row in table)
     assert [row["CumReplayRatio"] for row in table if row["Phase"] == "training"][-1] == "1.0"
@@ -73,7 +67,7 @@ def test_round_trains_over_ranks_in_every_sandbox(env_text: str, tmp_path: Path,
     """Landlock allows no sockets, so that the ranks share memory instead."""
     round_ = ran(env_text, tmp_path, "soft_priors", {**RANKS, "finetune_share": 0.0})
     assert round_.metrics.status == "ok", round_.metrics.status_reason
-    last = rows(round_.layout)[-1]
+    last = progress_rows(round_.layout)[-1]
     assert (last["Ranks"], last["EffectiveBatchSize"], last["CumSteps"]) == ("2", "256", "2048")
     assert last["Collectives"] == ("gloo" if backend == "bubblewrap" else "shared_memory")
     assert round_.metrics.train_shots == 2048 and round_.metrics.train_steps == 8
@@ -85,7 +79,7 @@ def test_round_optimizes_over_ranks_beside_its_samplers_in_every_sandbox(
     training = {"loop": "async", "replay": {"throttle": "both"}, "sync": {"ranks": 2}, "finetune_share": 0.0}
     round_ = ran(env_text, tmp_path, "soft_priors", training)
     assert round_.metrics.status == "ok", round_.metrics.status_reason
-    last = rows(round_.layout)[-1]
+    last = progress_rows(round_.layout)[-1]
     assert (last["Ranks"], last["EffectiveBatchSize"], last["CumReplayRatio"]) == ("2", "256", "1.0")
     assert last["Collectives"] == ("gloo" if backend == "bubblewrap" else "shared_memory")
     assert round_.metrics.train_shots == 2048 and round_.metrics.train_steps == 8
@@ -162,7 +156,7 @@ def test_missing_gpu_fails_the_round_with_a_hint(
 def test_round_trains_on_a_gpu(env_text: str, tmp_path: Path, training: dict[str, Any]) -> None:
     round_ = ran(env_text, tmp_path, "soft_priors", training)
     assert round_.metrics.status == "ok", round_.metrics.status_reason
-    assert {row["Device"] for row in rows(round_.layout)} == {"cuda:0"} and round_.metrics.vram_peak_gb
+    assert {row["Device"] for row in progress_rows(round_.layout)} == {"cuda:0"} and round_.metrics.vram_peak_gb
 
 
 def test_ratio_of_zero_fails_before_any_process_starts(env_text: str, tmp_path: Path) -> None:

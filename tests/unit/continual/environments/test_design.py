@@ -34,6 +34,7 @@ from autoqec.continual.environments.routines import (
     loss_of,
     score_of_loss,
 )
+from autoqec.contracts.dotted_keys import value_at
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import Constraints
 from autoqec.errors import ContractError, UsageError
@@ -112,7 +113,7 @@ def test_every_choice_of_the_standard_library_builds():
             design = PredecoderDraft(FEATURES, {"type": family})
             if action_space.valid(design)[action_space.assignments.index(assignment)]:
                 design.choices[assignment.key] = assignment.value
-                assert space.get(design.config(), assignment.key) == assignment.value
+                assert value_at(design.config(), assignment.key) == assignment.value
     assert grid_values(space.DIMENSION_BY_KEY["mlp.hidden"], 2) == (64, 768)
     with pytest.raises(UsageError, match="twice"):
         ActionSpace([Assignment("type", "mlp"), Assignment("type", "mlp")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import multiprocessing
 import os
 import signal
@@ -24,17 +23,13 @@ from autoqec.runner.logger import TrainLogger
 from autoqec.runner.loops.async_rl import ParameterServer, figure_arrays
 from autoqec.runner.replay_buffer import FieldSelection, Throttle, run_copier
 from autoqec.store.round_layout import RoundLayout
+from tests.support.progress import progress_rows
 
 from ..test_process_group import alive, wait_until_ended
 from .support import Make, difference
 
 ROOT = Path(__file__).parents[4]
 BATCH = 32
-
-
-def rows(layout: RoundLayout) -> list[dict[str, str]]:
-    with layout.progress.open(encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
 
 
 def loop_of(kind: type, make: Make, layout: RoundLayout, replay: dict[str, Any], **more: Any) -> Any:
@@ -86,7 +81,7 @@ def test_samplers_copiers_and_optimizer_are_separate_processes_and_no_batch_is_l
     )
     assert len(loop.logger.losses) == loop._cum_updates == 80, "samplers that wait let it reach the ratio"
     assert difference(start, loop.agent.state_dict()) > 1e-3
-    table = rows(layout)
+    table = progress_rows(layout)
     for row in table:
         updates, drawn = int(row["CumUpdates"]), int(row["CumSteps"])
         assert float(row["CumReplayRatio"]) == pytest.approx(updates * BATCH / drawn) and drawn <= 40 * BATCH
@@ -154,7 +149,7 @@ class Slow(AsyncRlEval):
 def test_slow_optimizer_logs_the_lower_ratio_and_evaluates_offline(layout: RoundLayout) -> None:
     loop = loop_of(Slow, Make("policy"), layout, {"throttle": "optimizer"})
     loop.train()
-    table = rows(layout)
+    table = progress_rows(layout)
     assert loop.cum_steps == 40 * BATCH and 1 <= loop._cum_updates < 40
     assert float(table[-1]["CumReplayRatio"]) == pytest.approx(loop._cum_updates / 40)
     assert table[0]["Iteration"] == "0" and table[0]["PlainFailAverage"] == table[0]["PredecoderFailAverage"]
@@ -206,7 +201,7 @@ def test_two_optimizing_ranks_equal_one_with_a_double_batch(layout: RoundLayout,
     assert difference(start, agent.state_dict()) > 1e-3, "something was learnt"
     assert difference(pair.agent.state_dict(), agent.state_dict()) < 1e-6
     assert pair.logger.losses == pytest.approx(alone.logger.losses, rel=1e-5) and len(alone.logger.losses) == 8
-    last = rows(layout)[-1]
+    last = progress_rows(layout)[-1]
     assert (last["Ranks"], last["EffectiveBatchSize"], last["Collectives"]) == ("2", str(2 * BATCH), "gloo")
     assert (last["CumSteps"], last["CumUpdates"], last["CumReplayRatio"]) == (str(16 * BATCH), "8", "1.0")
     assert set(pair.pids) == {"rank 1", "sampler 0", "copier 0"}
@@ -216,7 +211,7 @@ def test_two_optimizing_ranks_equal_one_with_a_double_batch(layout: RoundLayout,
 def test_ranks_draw_different_batches_of_the_replay_buffer(layout: RoundLayout) -> None:
     pair = loop_of(AsyncRlEval, Make("edges"), layout, {"throttle": "both", "ratio": 2.0}, world_size=2)
     pair.train()
-    table = rows(layout)
+    table = progress_rows(layout)
     assert pair._cum_updates == 40 and float(table[-1]["CumReplayRatio"]) == 2.0
     assert all(row["TrajsInEval"] == "100" for row in table), "rank 0 alone evaluates: see Troubled.evaluate_agent"
     agent, sampler, _ = Make("edges")()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from typing import Any
@@ -19,17 +18,13 @@ from autoqec.runner.algorithms import MatchingFinetune, SupervisedEdges
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler
 from autoqec.store.round_layout import RoundLayout
+from tests.support.progress import progress_rows
 
 from ..conftest import make_agent
 
 
 def supervised() -> SupervisedEdges:
     return SupervisedEdges(learning_rate=3e-3, weight_decay=1e-4)
-
-
-def rows(layout: RoundLayout) -> list[dict[str, str]]:
-    with layout.progress.open(encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
 
 
 def loop_over(
@@ -79,8 +74,8 @@ def test_budget_counts_shots_and_every_batch_logs_a_loss(problem: Problem, layou
     lines = layout.train_log.read_text().splitlines()
     assert [int(line.split("\t")[0]) for line in lines] == list(range(15))
     assert [float(line.split("\t")[1]) for line in lines] == pytest.approx(logger.losses, rel=1e-8)
-    assert [row["CumSteps"] for row in rows(layout)] == ["256", "512", "768", "960"]
-    assert rows(layout)[-1]["CumUpdates"] == rows(layout)[-1]["Iteration"] == "15"
+    assert [row["CumSteps"] for row in progress_rows(layout)] == ["256", "512", "768", "960"]
+    assert progress_rows(layout)[-1]["CumUpdates"] == progress_rows(layout)[-1]["Iteration"] == "15"
 
 
 def test_minibatch_reports_training_shots_and_never_evaluates(
@@ -100,7 +95,7 @@ def test_minibatch_reports_training_shots_and_never_evaluates(
 
     monkeypatch.setattr(EdgeLabelSampler, "obtain_samples", keep)
     loop_over(problem, layout).train()
-    last = rows(layout)[-1]
+    last = progress_rows(layout)[-1]
     assert float(last["DetectionsAverage"]) == pytest.approx(np.concatenate(drawn).mean())
     assert float(last["DetectionsMax"]) == np.concatenate(drawn).max()
     assert (last["StepsInTrajWindow"], last["NewCompletedTrajs"], last["CumCompletedTrajs"]) == ("1024", "256", "1024")
@@ -121,7 +116,7 @@ def test_minibatch_eval_evaluates_before_training_and_at_every_interval(
     monkeypatch.setattr(EdgeLabelSampler, "evaluate_agent", watch)
     loop.train()
     assert seen == [(False, 0), (False, 4), (False, 8), (False, 12), (False, 16)]
-    table = rows(layout)
+    table = progress_rows(layout)
     assert [row["Iteration"] for row in table] == ["0", "4", "8", "12", "16"]
     assert table[0]["PlainFailAverage"] == table[0]["PredecoderFailAverage"], "an untrained net decodes as its backend"
     assert all(row["StepsInEval"] == "200" for row in table) and "StepsInTrajWindow" not in table[0]

@@ -13,9 +13,10 @@ from autoqec.errors import RoundError
 from autoqec.runner import SyncRl, SyncRlEval, shared_memory_group
 from autoqec.runner.process_group import Worker, WorkerGroup
 from autoqec.runner.shared_memory_group import SLOT_BYTES, Exchange, register
+from tests.support.progress import progress_rows
 
 from .support import Make, difference
-from .test_sync import loop_of, rows
+from .test_sync import loop_of
 
 WORLD = 3
 LARGE = SLOT_BYTES // 4 * 2 + 5  # float32: two full slots and a part
@@ -74,7 +75,7 @@ def no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_training_without_sockets_computes_the_same_weights(layout: Any, tmp_path: Path, no_sockets: None) -> None:
     shared = loop_of(SyncRl, Make("fixed", batch_size=32), layout)
     shared.train()
-    assert rows(layout)[-1]["Collectives"] == "shared_memory" and not dist.is_initialized()
+    assert progress_rows(layout)[-1]["Collectives"] == "shared_memory" and not dist.is_initialized()
     from autoqec.store.round_layout import RoundLayout
 
     (tmp_path / "gloo").mkdir()
@@ -83,7 +84,7 @@ def test_training_without_sockets_computes_the_same_weights(layout: Any, tmp_pat
         patch.setattr(shared_memory_group, "sockets_allowed", lambda: True)
         gloo = loop_of(SyncRl, Make("fixed", batch_size=32), gloo_layout)
         gloo.train()
-    assert rows(gloo_layout)[-1]["Collectives"] == "gloo"
+    assert progress_rows(gloo_layout)[-1]["Collectives"] == "gloo"
     assert difference(shared.agent.state_dict(), gloo.agent.state_dict()) < 1e-6
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import multiprocessing
 from typing import Any
 
@@ -12,13 +11,9 @@ from autoqec.errors import RoundError
 from autoqec.runner import MinibatchRl, SyncRl, SyncRlEval
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.round_layout import RoundLayout
+from tests.support.progress import progress_rows
 
 from .support import Make, difference
-
-
-def rows(layout: RoundLayout) -> list[dict[str, str]]:
-    with layout.progress.open(encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
 
 
 def loop_of(kind: type, make: Make, layout: RoundLayout, **more: Any) -> Any:
@@ -40,7 +35,7 @@ def test_two_ranks_equal_one_rank_with_a_double_batch(layout: RoundLayout, tmp_p
     assert difference(start, alone.agent.state_dict()) > 1e-3, "something was learnt"
     assert difference(pair.agent.state_dict(), alone.agent.state_dict()) < 1e-6
     assert pair.logger.losses == pytest.approx(alone.logger.losses, rel=1e-5), "the effective batch's loss"
-    last, same = rows(layout)[-1], rows(alone_layout)[-1]
+    last, same = progress_rows(layout)[-1], progress_rows(alone_layout)[-1]
     assert pair.sampler.batch_size == 32 and last["EffectiveBatchSize"] == "64", "never adjusted, only counted"
     assert last["LearningRate"] == same["LearningRate"] == "0.05"
     assert (last["Ranks"], last["CumCompletedTrajs"], last["CumSteps"]) == ("2", "512", "512")
@@ -55,7 +50,7 @@ def test_only_rank_0_evaluates_and_ranks_may_exceed_cores(layout: RoundLayout) -
     make = Make("edges")
     trio = loop_of(SyncRlEval, make, layout, world_size=3, n_steps=96 * 3, log_interval_steps=96)
     trio.train()
-    table = rows(layout)
+    table = progress_rows(layout)
     assert [row["Iteration"] for row in table] == ["0", "1", "2", "3"]
     assert all(row["TrajsInEval"] == "100" and row["Ranks"] == "3" for row in table)
     assert table[-1]["CumCompletedTrajs"] == str(96 * 3) and table[-1]["EffectiveBatchSize"] == "96"
