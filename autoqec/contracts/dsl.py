@@ -75,9 +75,7 @@ class NeuralBpConfig(Contract):
         default="fixed", description="how old and new messages are mixed"
     )
     attention_aug: bool = Field(default=False, description="attention weights for the messages into a mechanism")
-    heads: int = Field(
-        default=1, ge=1, le=16, description="attention_aug only: number of attention heads, which are averaged"
-    )
+    heads: int = Field(default=1, ge=1, le=16, description="attention_aug only: attention heads, which are averaged")
 
     @model_validator(mode="after")
     def _heads_need_attention(self) -> NeuralBpConfig:
