@@ -1,4 +1,4 @@
-# Every target sets up what it needs. `make run` on a fresh clone is all there is to know.
+# Every target installs what it needs. Start with `make run` on a fresh clone.
 #   PY=python3.12 make install      another interpreter (3.11 or newer)
 #   PIP_ARGS="--index-url …"        another package index
 SHELL := /bin/bash
@@ -18,7 +18,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One thread a process: results repeat, and the tests' two processes do not fight.
+# One thread per process: results repeat, and parallel tests do not compete for cores.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help install run test test-quick coverage site test-all test-crash test-slurm bench pictures prove-verifier prove-judge test-sandbox setup-browser setup-slurm ci-tools lint lint-actions docs
@@ -33,13 +33,15 @@ help:
 
 install: $(STAMP)
 
+# compat: a path entry, so that the package also wins over a workspace's autoqec/decoders/modules under `python -m`
 $(STAMP): pyproject.toml $(wildcard autoqec/*/*.c)
 	@test -n "$(PY)" || { echo "autoqec needs Python 3.11 or newer with venv. hint: PY=/path/to/python3.12 make install" >&2; exit 2; }
+	@echo "Installing AutoQEC and its dependencies into $(VENV); torch takes some minutes."
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
-	# compat: a path entry, so that the package also wins over a workspace's autoqec/decoders/modules under `python -m`
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
 		--config-settings editable_mode=compat -e '.[dev]'
 	touch $(STAMP)
+	@echo "Installed. To use the command: source $(BIN)/activate"
 
 run: install
 	$(BIN)/autoqec run $(ENV) --rounds $(ROUNDS) --profile $(PROFILE) --seed $(SEED) $(ARGS)

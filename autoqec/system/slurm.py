@@ -334,7 +334,7 @@ def submission_error(output: str, options: Mapping[str, str]) -> Exception:
 def _rejection(output: str, options: Mapping[str, str]) -> UsageError:
     options_text = " ".join(f"--slurm {key}={value}" for key, value in options.items())
     advice = next((hint for pattern, hint in _REFUSALS if re.search(pattern, output, re.IGNORECASE)), _SEE_NODES)
-    hint = f"{advice}; asked for: {options_text or 'nothing'}"
+    hint = f"{advice}; asked for: {options_text}" if options_text else advice
     return UsageError(f"SLURM refuses the job: {_error_summary(output)}", location="--executor slurm", hint=hint)
 
 

@@ -199,8 +199,10 @@ def _write(
     out.say(f"predecoder: inputs {env_summary.inputs}, {env_summary.n_variables} log-odds per shot")
     if env_summary.distance_bound is not None:
         out.say(f"distance: at most {env_summary.distance_bound} (length of the shortest graphlike logical error)")
+    width = max(map(len, env_summary.rates))
     for decoder, rate in env_summary.rates.items():
-        out.say(f"{decoder:16} {rate.errors} errors in {rate.shots} shots: LER {rate.low:.2e} to {rate.high:.2e} (95%)")
+        ler = f"LER {rate.low:.2e} to {rate.high:.2e} (95%)"
+        out.say(f"{decoder:{width}}  {rate.errors} errors in {rate.shots} shots: {ler}")
     plain = env_summary.rates[env.plain]
     if plain.errors < MIN_BASELINE_ERRORS:
         out.note(

@@ -114,7 +114,8 @@ def diagnose_first_shots(
 def describe_mismatch(found: Diagnosis) -> str:
     """Return a diagnosis of `diagnose_first_shots` in one line, which tells noise of another strength from the rest."""
     if found.name == OTHER_NOISE:
-        return f"{found.message}; {found.cause}, and decode with it (--dem, in Python dem)"
+        remedy = "decode with a model of their noise (--dem, `dem` in Python): autoqec check-data DIR --dem-out FILE"
+        return f"{found.message}; {remedy} estimates one"
     return f"the shots do not look like shots of the model: {found.message}; likely cause: {found.cause}"
 
 
@@ -264,7 +265,7 @@ def _rates(counts: EventCounts, model: ModelStatistics, limit: float) -> Iterato
         yield Diagnosis(
             OTHER_NOISE,
             f"the noise of the shots is {strength} than the model's: detection fractions are {ratio:.2g} times as high",
-            "the model has another noise strength; estimate one with `autoqec check-data --dem-out`",
+            "the model has another noise strength; `autoqec check-data DIR --dem-out FILE` estimates one",
             error=False,
         )
 
