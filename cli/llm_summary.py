@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from autoqec.errors import UsageError
+
 if TYPE_CHECKING:
     from autoqec.cli.common import Output
     from autoqec.ideators.llm.reader import FindingsTopic
@@ -27,6 +29,8 @@ def check_model(model: str | None) -> None:
         UsageError: The model or its client is unknown.
         LlmAuthError: There are no credentials.
     """
+    if model == "":  # of a variable that is not set, for example
+        raise UsageError("is empty", location="--model", hint="name a model, or leave --model out")
     if model is not None:
         _client(model)
 

@@ -52,6 +52,15 @@ def test_review_log_prints_text_and_json(workspace: Workspace, run: RunLayout) -
     assert plain.code == 0 and "rounds 1, 2" in plain.out and "Try:" in plain.out and not plain.err
 
 
+@pytest.mark.parametrize("name", ["review-log", "diagnose"])
+def test_empty_model_is_refused(
+    name: str, workspace: Workspace, run: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(workspace.root)
+    assert run_cli(group, [name, rounds.RUN_ID, "--model", ""]) == 2
+    assert "error: --model: is empty\nhint: name a model" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_patched_config_of_diagnose_trains(workspace: Workspace, run: RunLayout, tmp_path: Path) -> None:
     whole = workspace.autoqec("diagnose", rounds.RUN_ID, "--json")
