@@ -35,15 +35,20 @@ class Contract(BaseModel):
         return {**self.model_dump(mode="json"), **(self.model_extra or {})}
 
 
-def first_validation_error(error: ValidationError) -> str:
-    """Return the first error of a pydantic ValidationError in one clause: `field.path: message`, or the message."""
+def first_validation_error(error: ValidationError, data: Any = None) -> str:
+    """Return the first error of a pydantic ValidationError in one clause: `field.path: message`, or the message.
+
+    Args:
+        error: The error.
+        data: What was validated; without it, paths hold the tags of unions, such as the `kind` of a code.
+    """
     errors = [(each["loc"], each["type"], each["msg"]) for each in error.errors()]
     places = [(location, kind.endswith("_type")) for location, kind, _ in errors]
     found = {
         location: (kind, text) for location, kind, text in errors if not _is_other_alternative(location, kind, places)
     }
     location, (kind, text) = next(iter(found.items()))
-    field = ".".join(str(part) for part in location if not _is_alternative(part))
+    field = ".".join(str(part) for part in _without_tags(location, data) if not _is_alternative(part))
     message = text.removeprefix("Value error, ")
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     if not field and kind == "value_error":  # of a contract's own check of several fields
@@ -52,6 +57,21 @@ def first_validation_error(error: ValidationError) -> str:
 
 
 Location = tuple[int | str, ...]  # of an error, with the alternatives of unions, which are no fields
+
+
+def _without_tags(location: Location, data: Any) -> Location:
+    """Return the keys of a location, without the tags of unions: values of a mapping that has no such key."""
+    parts: list[int | str] = []
+    here = data
+    for part in location:
+        if parts and isinstance(here, dict) and part not in here and part in here.values():
+            continue
+        parts.append(part)
+        try:
+            here = here[part]
+        except (TypeError, LookupError):  # a field that is missing, or that validation computed
+            here = None
+    return tuple(parts)
 
 
 def _is_alternative(part: int | str) -> bool:

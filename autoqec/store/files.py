@@ -308,4 +308,5 @@ def _validate(data: Any, *, location: str, hint: str | None = None) -> EnvSpec:
     try:
         return EnvSpec.model_validate(data)
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), location=location, hint=hint or f"edit {location}") from error
+        message = first_validation_error(error, data)
+        raise UsageError(message, location=location, hint=hint or f"edit {location}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from pydantic import ValidationError
 from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, StimGeneratorCode
 from autoqec.contracts.noise import Noise, Nvidia25Noise, Nvidia25Parameters
+from autoqec.errors import UsageError
 from autoqec.qec.backends import make_backend
 from autoqec.qec.generated import generated_circuit, with_nvidia_25
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
+from autoqec.store.files import env_from_data
 from tests.support.envs import BANDS
 
 NAMES = tuple(Nvidia25Parameters.model_fields)
@@ -205,3 +208,21 @@ def test_matching_decodes_shots_of_the_models(model: str) -> None:
     shots = sample(problem, 5000, 7)
     wrong = (make_backend("mwpm", problem).decode(shots.detection_events) != shots.observables).mean()
     assert 0 < wrong < shots.observables.mean() / 2
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        ({"model": "circuit_channels", "gate": -1}, "field `noise.gate`: Input should be greater than or equal to 0"),
+        ({"model": "circuit_channels", "gate": 60}, "field `noise`: the largest factor times the largest p is 0.6"),
+        ({"model": "nvidia_25", "parameters": {}}, "field `noise.parameters.p_prep_X`: Field required"),
+        ({"model": "nvidia_25", "parameters": {"p_prep_X": "x"}}, "field `noise.parameters.p_prep_X`: Input should be"),
+    ],
+)
+def test_errors_name_the_field_of_the_file(noise: dict[str, Any], message: str) -> None:
+    data: dict[str, Any] = {"name": "mine", "seed_policy": BANDS.dump(), "baselines": ["mwpm"]}
+    data |= {"code": {"kind": "stim_generator", "task": "surface_code:rotated_memory_z", "distance": 3, "rounds": 3}}
+    data["noise"] = {"p": [0.01], "target_p": 0.01, **noise}
+    with pytest.raises(UsageError) as refused:
+        env_from_data(data, location="env.yaml", directory=Path())
+    assert refused.value.message.startswith(message)
