@@ -24,6 +24,7 @@ _MAX_MANIFEST = 64 * 2**20
 _BLOCK, _CHUNK = tarfile.BLOCKSIZE, 2**20
 _MAX_EXTENDED = 2**13  # an extended header holds a path only
 _PATH = re.compile(rb"\A\d+ path=(.*)\n\Z", re.DOTALL)
+_GZIP = b"\x1f\x8b"
 _AGAIN = "fetch the archive again"
 
 
@@ -66,6 +67,9 @@ def unpack(archive: Path, into: Path) -> ArchiveManifest:
     with os.fdopen(fd, "rb") as stream:
         if status.st_size > MAX_BYTES:
             raise ContractError(f"is larger than {MAX_BYTES} bytes", location=str(archive))
+        if stream.peek(2).startswith(_GZIP):
+            hint = "gunzip it first; a model of the package: autoqec models verify NAME"
+            raise UsageError("is compressed (gzip)", location=str(archive), hint=hint)
         return _unpack(_Reader(stream, status.st_size, str(archive)), into)
 
 

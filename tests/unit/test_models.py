@@ -93,6 +93,15 @@ def test_verification_of_changed_files_is_refused(copied: Path) -> None:
         verify_model(NAME, ignore, copied)
 
 
+def test_replay_of_a_compressed_archive_says_what_to_do(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = copied / NAME / "run.tar.gz"
+    assert run_cli(group, ["replay", str(archive), "--into", str(tmp_path / "into")]) == 2
+    shown = capsys.readouterr().err
+    assert f"error: {archive}: is compressed (gzip)\nhint: gunzip it first" in shown and "models verify" in shown
+
+
 def test_archive_that_grows_without_limit_is_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoqec.models.MAX_ARCHIVE_BYTES", 2**16)
     with pytest.raises(ContractError, match="is not the file that was verified"):
