@@ -65,14 +65,14 @@ class LogicalClassMatcher:
         Returns:
             float32 [n], in nats, within +-cap; positive where plain matching predicts "not flipped".
         """
-        if self._capped is None or self._capped.cap != cap:
-            self._capped = _CappedGraph(
-                self._checks, self._weights, self._gauge, self._in_sector, self._n_detectors, cap
-            )
-        gap, work = self._capped.gap(detection_events)
+        capped = self._capped
+        if capped is None or capped.cap != cap:
+            capped = _CappedGraph(self._checks, self._weights, self._gauge, self._in_sector, self._n_detectors, cap)
+            self._capped = capped  # other threads may replace it
+        gap, work = capped.gap(detection_events)
         if np.count_nonzero(left := work < 0):
             detections = unpack(detection_events[left], self._n_detectors)
-            unflipped_weight, flipped_weight = (self._capped.match(rows) for rows in self._syndromes(detections))
+            unflipped_weight, flipped_weight = (capped.match(rows) for rows in self._syndromes(detections))
             gap[left] = flipped_weight - unflipped_weight
         return gap
 

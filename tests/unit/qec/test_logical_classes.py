@@ -172,6 +172,24 @@ def test_gaps_without_a_table_of_distances_are_the_same(
     assert gap == pytest.approx(expected, abs=1e-5)
 
 
+def test_calls_with_another_cap_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from another thread, between the computation in C and that of the shots which are left to PyMatching."""
+    problem = generated("repetition_code:memory", 5, 4)
+    events = sampling.sample(problem, 200, 1).detection_events
+    expected = LogicalClassMatcher(problem).complementary_gap(events, 30.0)
+    matcher, compute = LogicalClassMatcher(problem), logical_classes._CappedGraph.gap
+
+    def gap(graph: logical_classes._CappedGraph, shots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if graph.cap == 30.0:
+            matcher.complementary_gap(shots, 3.0)
+        found, work = compute(graph, shots)
+        return found, np.full_like(work, -1)
+
+    monkeypatch.setattr(logical_classes._CappedGraph, "gap", gap)
+    assert np.abs(expected).max() > 4
+    assert matcher.complementary_gap(events, 30.0) == pytest.approx(expected, abs=1e-2)
+
+
 @needs_c
 def test_work_of_gaps_is_proportional_to_the_number_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches stay local, although any two events near one boundary could be joined along it."""
