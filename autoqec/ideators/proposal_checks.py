@@ -29,7 +29,7 @@ def find_duplicate_round(
     Args:
         view: The view.
         dsl: The config.
-        has_same_code: Whether a round has the code that the config would have; others are no duplicates.
+        has_same_code: Whether a round has the code that the config would have; others are not duplicates.
     """
     return find_equivalent_round([*view.history, *view.pending], dsl, view.finetunes, has_same_code)
 

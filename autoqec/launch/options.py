@@ -205,7 +205,7 @@ def _default_scale(env: EnvSpec, profile: ProfileName) -> tuple[float, int | Non
     """Return the scale of a run for which none is chosen, and the edges that set it.
 
     They are those of the env's largest circuit. Recorded shots are as many as they are, so their amount does not grow;
-    the graph of other inner decoders is no matching graph.
+    other inner decoders have no matching graph.
     """
     if profile not in GROWING or env.backend != "mwpm" or env.recorded is not None:
         return 1.0, None

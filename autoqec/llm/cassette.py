@@ -192,7 +192,7 @@ def _check_row(row: dict[str, Any], location: str) -> None:
 
 
 def is_answer(row: dict[str, Any]) -> bool:
-    """Return whether a line holds what a model answered, be it unusable; an outage is no answer."""
+    """Return whether a line holds what a model answered, usable or not; an outage is not an answer."""
     error = row.get("error")
     return row.get("kind") == "complete" and (error is None or error["kind"] != "LmUnavailable")
 

@@ -102,7 +102,7 @@ class OpenAIClient(ProviderLM):
             function = call["function"]
             arguments = json.loads(function["arguments"] or "{}")
             if not isinstance(arguments, dict):
-                raise TypeError("arguments of a tool call are no object")
+                raise TypeError("the arguments of a tool call are not an object")
             blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
         refusal = message.get("refusal") or ("content filter" if reason == "content_filter" else None)
         # Some endpoints end a turn of tool calls with `stop`.

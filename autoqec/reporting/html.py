@@ -46,7 +46,7 @@ def write(layouts: Sequence[RunLayout], path: Path) -> Path:
 def page(runs: Sequence[RunReport], *, following: bool = False) -> str:
     """Render the document; following: it polls its server for changes and reloads."""
     script = template_text("report.js")
-    # Gains on different envs are not comparable, so they share no chart.
+    # Gains on different envs are not comparable, so they do not share a chart.
     comparable = len({run.info.env_yaml_sha256 for run in runs}) == 1 < len(runs)
     return (
         environment()

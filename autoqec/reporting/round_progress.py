@@ -51,7 +51,8 @@ class RoundProgress:
     def _update_figures(self, event: Progress) -> None:
         for done, total in ((event.step, event.steps), (event.shots, event.budget)):
             if done is not None:
-                self.done, self.total = done, total or 0
+                # Shots are drawn in chunks, which can be larger than the budget of a small --scale.
+                self.done, self.total = done, max(done, total) if total else 0
         self.eta_s, self.loss = event.eta_s, event.loss
         if event.loss is not None:
             self.losses.append(event.loss)

@@ -96,7 +96,9 @@ class History:
         if self.lost_registered_test():
             path = self.layout.attempts
             hint = f"restore it from a backup ({self.layout.attempts_head} has the hash of the line), then --resume"
-            raise ManualInterventionRequired("a test that was registered last is gone", location=str(path), hint=hint)
+            raise ManualInterventionRequired(
+                "the test that was registered last is missing", location=str(path), hint=hint
+            )
         self.append_attempt(line)
         atomic.write_text(self.layout.attempts_head, f"{jsonl.last_hash(self.layout.attempts)}\n")
 

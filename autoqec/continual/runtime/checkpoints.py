@@ -178,7 +178,7 @@ def _resolve(path: Path) -> Path:
     if not path.is_dir():
         raise UsageError("there is no checkpoint", location=str(path), hint="give an ep_… directory, or `latest`")
     if not _NAME.match(path.name):
-        raise UsageError("is no checkpoint directory", location=str(path), hint="give an ep_… directory, or `latest`")
+        raise UsageError("is not a checkpoint", location=str(path), hint="give an ep_… directory, or `latest`")
     return path
 
 

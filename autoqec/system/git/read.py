@@ -76,7 +76,7 @@ class GitReader(ABC):
         for record in [found] if found is not None and found.path == path else self.worktrees(path.name):
             if record.path == path:
                 return record.admin
-        raise GitError("is no worktree of this repository", location=str(worktree), hint="git worktree list")
+        raise GitError("is not a worktree of this repository", location=str(worktree), hint="git worktree list")
 
     def head_sha(self, worktree: Path | None = None) -> str:
         """Return the commit that is checked out; UsageError before the first one."""

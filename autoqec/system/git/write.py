@@ -143,7 +143,7 @@ class GitWriter(GitReader):
         """
         for path in paths:
             if path.startswith("/") or {"..", ".git"} & set(PurePosixPath(path).parts):
-                raise GitError(f"{path!r} is no path inside a worktree", location=str(worktree))
+                raise GitError(f"{path!r} is not a path inside a worktree", location=str(worktree))
         literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
         with repository_lock(self.common) as lock:
             tip = head or self.head_sha(worktree)

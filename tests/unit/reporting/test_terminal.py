@@ -110,6 +110,8 @@ def test_gain_is_shown_with_interval_and_counts_during_verification() -> None:
         output = render(progress, terminal=terminal)
         assert "verification · 5k of 100k" in output and "fixed 34 · broken 14 · e-value 13.5 (40 needed)" in output
         assert "Δ_LER = +4.00e-03 [+1.34e-03, +6.95e-03] (70 → 50 errors in 5k shots)" in output
+    small = SequentialTestProgress(round=1, **COUNTS, budget=2000, e_value=1.1, threshold=40.0)
+    assert "verification · 5k of 5k" in render(small)  # a chunk is larger than the budget
     drawn = EffectProgress(round=1, phase="measuring the gain", **COUNTS, budget=100_000)
     assert "measuring the gain · 5k of 100k · Δ_LER = +4.00e-03" in render(progress, drawn)
     assert "evaluating · 5k of 20k · Δ_LER = +4.00e-03" in render(

@@ -270,7 +270,7 @@ def test_loss_of_a_registered_test_before_its_row_is_noticed(history: History, e
     if end == "missing":
         path.unlink()
     assert history.lost_registered_test()
-    with pytest.raises(ManualInterventionRequired, match="registered last is gone") as raised:
+    with pytest.raises(ManualInterventionRequired, match="registered last is missing") as raised:
         history.register_test(test)
     assert "attempts.head" in str(raised.value.hint)
 
