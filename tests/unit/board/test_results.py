@@ -20,6 +20,7 @@ from autoqec.board.results import append_measurement, board_measurements, cells,
 from autoqec.board.summary import advice, cell_line, measurement_line, missing_cells, table_lines
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 from autoqec.errors import ContractError, UsageError
+from autoqec.models import load_models
 from autoqec.qec.stats import clopper_pearson, per_round
 from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
 from benchmarks import board_circuits
@@ -46,6 +47,17 @@ def test_packaged_results_belong_to_packaged_circuits() -> None:
     circuits = load_circuits(PACKAGED_BOARD)
     for item in read_measurements(PACKAGED_BOARD.results):
         assert circuits[item.circuit].sha256 == item.circuit_sha256 and circuits[item.circuit].rounds == item.rounds
+
+
+def test_packaged_cells_of_models_are_of_the_packaged_weights() -> None:
+    models = {f"autoqec:{name}": model.checkpoint_sha256[:12] for name, model in load_models().items()}
+    shown = [cell for cell in cells(read_measurements(PACKAGED_BOARD.results)) if cell.decoder.startswith("autoqec:")]
+    earlier = [
+        (cell.circuit, cell.decoder)
+        for cell in shown
+        if f"(checkpoint {models.get(cell.decoder)})" not in str(cell.version)
+    ]
+    assert shown and not earlier, "measure these again with `autoqec board measure`, or remove their lines"
 
 
 def test_circuit_with_another_hash_is_rejected(board: BoardLayout, circuit: BoardCircuit) -> None:
