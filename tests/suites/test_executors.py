@@ -29,7 +29,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(params=["serial", "parallel", "stand-in", "batches", pytest.param("slurm", marks=pytest.mark.slurm)])
+@pytest.fixture(params=["serial", "parallel", "stand-in", "shared", pytest.param("slurm", marks=pytest.mark.slurm)])
 def executor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Executor:
     if request.param == "serial":
         return SerialExecutor()
@@ -38,7 +38,7 @@ def executor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     cluster: Cluster = request.getfixturevalue("real") if request.param == "slurm" else fake_slurm(tmp_path / "fake")
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
-    below_s, seconds = (600.0, 200.0) if request.param == "batches" else (0.0, None)
+    below_s, seconds = (600.0, 200.0) if request.param == "shared" else (0.0, None)
     return SlurmExecutor(
         2,
         {"mem": "1G"},

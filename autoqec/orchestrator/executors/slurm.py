@@ -153,7 +153,7 @@ class SlurmExecutor:
             future.write()
             failpoint("job_ordered")
             # The others that are proposed soon will be elements of the same array, unless there is no slot for them.
-            if time.monotonic() - self._ready_since >= ARRAY_WAIT_S or len(self.ready) == self._free_slots():
+            if time.monotonic() - self._ready_since >= ARRAY_WAIT_S or 0 < self._free_slots() <= len(self.ready):
                 self.flush()
         return future
 
