@@ -342,7 +342,9 @@ def test_job_begins_no_round_after_its_time_and_others_get_those(
 ) -> None:
     monkeypatch.setattr(slurm, "begin_within_s", lambda below_s: -1.0)
     with new_run(tmp_path) as run:
-        run_rounds(run, 4, executor=blocked_job(run, 1, lambda number: None, given=2))
+        # SLURM is not asked: the list of the job tells that it will not begin the round.
+        cluster = blocked_job(run, 1, lambda number: None, given=2, poll_slurm_s=24 * 3600.0)
+        run_rounds(run, 4, executor=cluster)
         rows = run.memory.history.rows()
     assert statuses(rows) == [(number, "ok") for number in range(1, 5)]
     assert jobs_of(run, rows) == ["1", "2", "3", "4"]
@@ -402,6 +404,16 @@ def test_job_takes_rounds_with_its_options_code_and_container_only(tmp_path: Pat
     other_config = order.config.model_copy(update={"container": "0" * 64})
     for change in ({"options": {"time": "5"}}, {"code_sha256": "0" * 64}, {"config": other_config}):
         assert not shared.fits(order.model_copy(update=change))
+
+
+def test_job_that_ended_its_list_takes_no_round(tmp_path: Path, fake: Cluster) -> None:
+    with new_run(tmp_path) as run:
+        run_rounds(run, 1, executor=executor(run, 500.0, predict_s=lambda: 200.0))
+        order = job.read_order(run.layout.round(1))
+        assert order is not None
+        shared, too_late = shared_jobs.SharedJob(order), Stub(layout=run.layout.round(2), place=lambda **placed: None)
+        FurtherRounds(Path(str(order.further_rounds))).add(1, END)
+        assert shared.is_open and not shared.give(too_late) and not shared.is_open
 
 
 def test_list_of_an_idle_job_that_does_not_end_it_is_ended(
