@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,19 +26,16 @@ def sleep_of(number: int, range_s: tuple[float, float]) -> float:
     return random.Random(number).uniform(*range_s)
 
 
-def work_batch(
-    rounds: Sequence[tuple[str, int]], begin_within_s: float, *, range_s: tuple[float, float], measured: str
-) -> None:
-    """Do what `runner.job.work_batch` does, with a sleep instead of training and measurement.
+def work_rounds(*arguments: Any, range_s: tuple[float, float], measured: str) -> None:
+    """Do what `runner.job.work_rounds` does, with a sleep instead of training and measurement.
 
     Args:
-        rounds: As there.
-        begin_within_s: As there.
+        arguments: As there.
         range_s: Bounds of the seconds of a sleep.
         measured: File to which each measurement adds a line: round, attempt and job.
     """
     job.runner.run_round = partial(_run_round, range_s=range_s, measured=measured)  # type: ignore[assignment]
-    job.work_batch(rounds, begin_within_s)
+    job.work_rounds(*arguments)
 
 
 def _run_round(config: RunnerConfig, *, range_s: tuple[float, float], measured: str, **_: Any) -> RoundMetrics:

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from autoqec.cli.workspace import make_workspace
 from autoqec.orchestrator import loop
-from autoqec.orchestrator.executors.batches import RoundDuration
+from autoqec.orchestrator.executors.shared_jobs import RoundDuration
 from autoqec.orchestrator.executors.slurm import SlurmExecutor
 from autoqec.orchestrator.run import Run, search
 from autoqec.runner import job
@@ -39,7 +39,7 @@ from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import is_finished
 from autoqec.system import run_lock
 from benchmarks.parallel import ENV, nominate_nothing
-from benchmarks.sleeping_job import sleep_of, work_batch
+from benchmarks.sleeping_job import sleep_of, work_rounds
 from benchmarks.table import Row, record
 from tests.support.clusters import slurm, slurm_unavailable_reason
 
@@ -89,7 +89,7 @@ class Outcome:
 
 def executor(run: Run, case: Case) -> SlurmExecutor:
     """Return an executor whose jobs sleep."""
-    job.work_batch = partial(work_batch, range_s=case.range_s, measured=str(measured_file(run.layout.repo_root)))
+    job.work_rounds = partial(work_rounds, range_s=case.range_s, measured=str(measured_file(run.layout.repo_root)))
     options = {"mem": f"{JOB_MB}M", "time": "10"}
     return SlurmExecutor(case.slots, options, batch_below_s=case.batch_below, predict_s=RoundDuration(run))
 

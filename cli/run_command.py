@@ -22,6 +22,7 @@ from autoqec.llm.config import round_timeout_s
 from autoqec.llm.prices import price_list
 from autoqec.llm.scripted import PREFIX as SCRIPTED
 from autoqec.orchestrator import loop
+from autoqec.orchestrator.executors.shared_jobs import begin_within_s
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
@@ -165,7 +166,7 @@ def _plan_lines(run_options: RunOptions) -> Iterator[str]:
 
 
 def _job_lines(run_options: RunOptions) -> Iterator[str]:
-    """Describe the SLURM jobs of single rounds, of batches, and of a detached run."""
+    """Describe the SLURM jobs of single rounds, of several rounds, and of a detached run."""
 
     def joined(options: Mapping[str, str]) -> str:
         return ", ".join(f"{key}={value}" for key, value in options.items())
@@ -175,7 +176,8 @@ def _job_lines(run_options: RunOptions) -> Iterator[str]:
         which = f" that is not predicted to be shorter than {below_s} s" if below_s else ""
         yield f"job       {joined(run_options.cluster)}; one per round{which}"
     if run_options.batch is not None:
-        yield f"batch     {joined(run_options.batch)}; one for shorter rounds that are predicted to fill {below_s} s"
+        within_s = begin_within_s(below_s)
+        yield f"batch     {joined(run_options.batch)}; one for several shorter rounds, begun within {within_s:g} s"
     if run_options.orchestrator is not None:
         yield f"detached  {joined(run_options.orchestrator)}; one job after another runs the search"
 

@@ -25,12 +25,23 @@ class JobOrder(Contract):
     needs_sandbox: bool = Field(description="the branch changes code, which may not run without a sandbox")
     config: RunnerConfig = Field(description="what is measured")
     job_id: str | None = Field(default=None, description="null: not known to have been accepted")
-    position: int = Field(default=0, ge=0, description="place among the rounds that the job measures one after another")
+    position: int = Field(default=0, ge=0, description="0: first round of the job; otherwise index in `further_rounds`")
     array_index: int | None = Field(default=None, description="element of the job array `name`; null: a job of its own")
     log_dir: str | None = Field(default=None, description="logs of the job; null: `job` in the round's directory")
     batch_time: str | None = Field(
         default=None, description="time limit of the job if it may measure several rounds; null: `time` of `options`"
     )
+    further_rounds: str | None = Field(
+        default=None, description="directory that lists further rounds of the job; null: it does not look for any"
+    )
+
+
+class FurtherRound(Contract):
+    """Content of an entry of a job's list of further rounds: the round at this index, or the end of the list."""
+
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    round_dir: str | None = Field(default=None, description="absolute path of its directory; null: end of the list")
+    round: int | None = Field(default=None, ge=1, description="its number; null: end of the list")
 
 
 class DetachedRun(Contract):

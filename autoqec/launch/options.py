@@ -18,7 +18,7 @@ from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
 from autoqec.launch import model_access, orchestrator_job, role_options, settings
 from autoqec.orchestrator import loop
-from autoqec.orchestrator.executors.batches import RoundDuration, batch_options
+from autoqec.orchestrator.executors.shared_jobs import RoundDuration, shared_options
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
 from autoqec.qec.problem_memory import ModelSize
 from autoqec.runner.devices import require_available
@@ -91,7 +91,7 @@ class RunOptions:
     def batch(self) -> dict[str, str] | None:
         """SLURM options of a job that measures several rounds; None if each round has a job of its own."""
         below_s = self.settings.batch_below
-        return batch_options(self.cluster, below_s) if self.cluster is not None and below_s else None
+        return shared_options(self.cluster, below_s) if self.cluster is not None and below_s else None
 
     def executor(
         self, run: loop.Run, stop_reason: Callable[[], str | None], leave: Callable[[], bool] | None = None
@@ -229,7 +229,7 @@ def _slurm_options(resolved: RunSettings, profile: Profile, *, check: bool) -> d
         return None
     job_options = fill_job_options(slurm.parse_options(resolved.slurm), profile, resolved.threads)
     if check:
-        slurm.check(batch_options(job_options, resolved.batch_below))
+        slurm.check(shared_options(job_options, resolved.batch_below))
     return job_options
 
 

@@ -18,6 +18,8 @@ FAILPOINTS = (
     "job_ordered",
     "job_queued",
     "job_numbered",
+    "job_entry_ordered",
+    "job_entry_added",
     "measured",
     "pointer_committed",
     "nominated",

@@ -149,7 +149,7 @@ def _run_until(
             def may_start(failures: int = failures) -> bool:
                 return stop(len(pending), failures) is None and len(pending) < executor.capacity
 
-            waiting = partial(pending[0][1].wait, may_start, is_last=stop_reason is not None)
+            waiting = partial(pending[0][1].wait, may_start)
             outcome = _record_oldest(run, pending, waiting, executor, emit)
             if outcome is not None:
                 row, killed = outcome

@@ -130,7 +130,7 @@ def _current_option_name(name: str) -> str:
     metavar="SECONDS",
     type=click.IntRange(0, 86_400),
     default=0,
-    help="SLURM rounds that are predicted to be shorter share a job, up to this duration together; default: 0, never.",
+    help="SLURM rounds that are predicted to be shorter share jobs, which begin them for twice this time; 0: never.",
 )
 @click.option(
     "--detach/--no-detach",

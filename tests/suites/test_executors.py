@@ -29,16 +29,19 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(params=["serial", "parallel", "stand-in", "batches", pytest.param("slurm", marks=pytest.mark.slurm)])
+ON_SLURM = [pytest.param(name, marks=pytest.mark.slurm) for name in ("slurm", "slurm, shared")]
+
+
+@pytest.fixture(params=["serial", "parallel", "stand-in", "stand-in, shared", *ON_SLURM])
 def executor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Executor:
     if request.param == "serial":
         return SerialExecutor()
     if request.param == "parallel":
         return ParallelExecutor(2)
-    cluster: Cluster = request.getfixturevalue("real") if request.param == "slurm" else fake_slurm(tmp_path / "fake")
+    cluster: Cluster = request.getfixturevalue("real") if "slurm" in request.param else fake_slurm(tmp_path / "fake")
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
-    below_s, seconds = (600.0, 200.0) if request.param == "batches" else (0.0, None)
+    below_s, seconds = (600.0, 200.0) if "shared" in request.param else (0.0, None)
     return SlurmExecutor(
         2,
         {"mem": "1G"},

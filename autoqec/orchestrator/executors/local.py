@@ -28,12 +28,11 @@ class RoundFuture(Protocol):
         """Wait for the measurement and return its result; raises what the measurement raised."""
         ...
 
-    def wait(self, may_start: Callable[[], bool], *, is_last: bool) -> RoundMetrics | None:
+    def wait(self, may_start: Callable[[], bool]) -> RoundMetrics | None:
         """Wait as `result`; where `capacity` may grow meanwhile, return None once a further round may start.
 
         Args:
             may_start: Whether a further round may start.
-            is_last: Whether no further round will start.
         """
         ...
 
@@ -89,7 +88,7 @@ class _LazyFuture:
     def result(self) -> RoundMetrics:
         return self._work()
 
-    def wait(self, may_start: Callable[[], bool], *, is_last: bool) -> RoundMetrics:
+    def wait(self, may_start: Callable[[], bool]) -> RoundMetrics:
         return self.result()
 
     def cancel(self) -> None:
@@ -130,7 +129,7 @@ class _ThreadFuture:
             raise outcome
         return outcome
 
-    def wait(self, may_start: Callable[[], bool], *, is_last: bool) -> RoundMetrics:
+    def wait(self, may_start: Callable[[], bool]) -> RoundMetrics:
         return self.result()
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""Executor with one SLURM job per round, or per batch of short rounds; what is ready together is one job array.
+"""Executor that measures rounds in SLURM jobs: one per round, or shared jobs of short rounds, as job arrays.
 
 A verification is a job of its own (`slurm_verification`); the run's secret stays in the process that holds the run.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,16 @@ from autoqec.contracts.job import JobOrder
 from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.contracts.round import RunnerConfig
 from autoqec.orchestrator import worktree
-from autoqec.orchestrator.executors.batches import batch_options, batch_size, begin_within_s
 from autoqec.orchestrator.executors.local import JobsLeftError
+from autoqec.orchestrator.executors.shared_jobs import (
+    UNFINISHED,
+    JobKey,
+    SharedJobs,
+    begin_within_s,
+    idle_s,
+    is_listed,
+    shared_options,
+)
 from autoqec.orchestrator.executors.slurm_round import SlurmRoundFuture, enqueue, own_name
 from autoqec.orchestrator.executors.slurm_verification import SlurmVerification
 from autoqec.orchestrator.failpoint import failpoint
@@ -31,8 +40,8 @@ if TYPE_CHECKING:
 
 MAX_ARRAY = 500  # elements; clusters allow 1,001 unless configured otherwise
 ARRAY_WAIT_S = 2.0  # that the first of several rounds waits for the proposals of further ones
-BATCH_WAIT = 1 / 20  # of `batch_below_s`, likewise for a batch: in this time a slot may be empty
 POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # SLURM less often, since all users share its controller
+LOOK_EVERY_S = 0.25  # at most: each look opens a few files of every job
 SUBMIT_EVERY_S = 1.0  # at least, while the run waits: rounds for slots that get free within a second share an array
 AHEAD = 1 / 8  # rounds per slot that wait for a free one; each is one that the next proposal does not know
 FILE_LAG_S = 10.0  # after a job ended, until files that its node wrote are visible here
@@ -52,9 +61,8 @@ def fill_job_options(options: Mapping[str, str], profile: Profile, threads: int 
 class SlurmExecutor:
     """Measures rounds in up to `slots` SLURM jobs at once.
 
-    Rounds that are predicted to be shorter than `batch_below_s` share a job, up to that duration together. They wait
-    until their number is complete, for `BATCH_WAIT` of that duration, or until the run waits for a result; then those
-    that are ready share the free slots, since an empty slot costs more than a further job.
+    Rounds that are predicted to be shorter than `batch_below_s` share jobs: each job begins with one, and is given
+    further ones while it runs. A job that waits for a round keeps its slot.
 
     Args:
         slots: Jobs at once.
@@ -63,7 +71,7 @@ class SlurmExecutor:
         leave: Of a detached run, whose jobs are never cancelled by an interrupt: called while a job is awaited; if it
             returns True, JobsLeftError is raised, and the next process awaits the job.
         stop_reason: Called before rounds are submitted; if it returns a reason, `result` raises NotStartedError.
-        batch_below_s: Seconds below which rounds share a job; 0: each round has a job of its own.
+        batch_below_s: Seconds below which rounds share jobs; 0: each round has a job of its own.
         predict_s: Predicts the seconds of a round; None: not known.
         poll_files_s: Seconds between two checks for the files of a round.
         poll_slurm_s: Seconds between two queries of SLURM.
@@ -86,36 +94,45 @@ class SlurmExecutor:
     ) -> None:
         self.slots, self.options, self.image, self.leave = slots, dict(options or {}), image, leave
         self.stop_reason, self._batch_below_s, self._predict_s = stop_reason, batch_below_s, predict_s
+        self.shared = SharedJobs(batch_below_s)
         self.poll_files_s, self.poll_slurm_s, self.file_lag_s = poll_files_s, poll_slurm_s, file_lag_s
         self.active: list[SlurmRoundFuture] = []  # in the order of their rounds
         self.ready: list[SlurmRoundFuture] = []  # those that are not submitted
         self.answers = True  # whether SLURM did when a job was cancelled
         self._ready_since = self._submitted_at = 0.0
+        self._looked_at = float("-inf")
         self._unanswered_at = float("-inf")  # when SLURM did not say which rounds have a job
+
+    @cached_property
+    def _code_sha256(self) -> str:
+        return machine.code_sha256()
 
     @property
     def capacity(self) -> int:
-        """Rounds in progress: a batch per job, and while the oldest round is measured, some in place of others.
+        """Rounds in progress: those of jobs, a few ahead, and while the oldest is measured, some in place of others.
 
-        Rounds are recorded in the order in which they started. Without further ones, slots would stay empty until the
-        oldest round ends: 26% of the time with 64 slots and rounds of 2 to 5 units of time. At most twice as many are
-        in progress as fit the slots, because proposals do not know their results.
+        A shared job has a round that it measures and the next one. Rounds are recorded in the order of their start.
+        Without further ones, slots would stay empty until the oldest round ends: 26% of the time with 64 slots and
+        rounds of 2 to 5 units of time. The number is limited, because proposals do not know the results of rounds in
+        progress.
         """
-        size = self._batch_size()
-        if not self.active or self.slots == 1 or self.active[0].is_complete():
-            return self.slots * size
-        wanted = (self.slots + math.ceil(self.slots * AHEAD)) * size + sum(one.complete for one in self.active)
-        return min(wanted, 2 * self.slots * size)
+        per_slot = UNFINISHED if self._shares_jobs() else 1
+        if not self.active or self.active[0].is_complete():
+            return self.slots * per_slot
+        ahead = math.ceil(self.slots * AHEAD) if self.slots > 1 else 0
+        wanted = self.slots * per_slot + ahead + sum(one.complete for one in self.active)
+        return min(wanted, self.slots * (per_slot + 1))
 
-    def _batch_size(self) -> int:
-        return batch_size(self._batch_below_s, self._predict_s()) if self._batch_below_s else 1
+    def _shares_jobs(self) -> bool:
+        """Return whether rounds are predicted to be short enough to share jobs."""
+        if not self._batch_below_s:
+            return False
+        predicted_s = self._predict_s()
+        return predicted_s is not None and predicted_s < self._batch_below_s
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> SlurmRoundFuture:
-        """Write the order of a round. Its job is submitted by `flush`, together with those of further rounds."""
+        """Give the round to a running job, or write its order; its job is submitted together with those of others."""
         self._look_at_jobs()
-        waited_s = time.monotonic() - self._ready_since
-        if self.ready and waited_s >= ARRAY_WAIT_S:
-            self.flush(partial=waited_s >= BATCH_WAIT * self._batch_below_s)
         options = fill_job_options(self.options, profile_of(config.profile, config.scale), config.threads)
         if self.image is not None:
             config = config.model_copy(update={"container": self.image.sha256})
@@ -123,15 +140,21 @@ class SlurmExecutor:
         order = JobOrder(
             name=own_name(config),
             options=options,
-            code_sha256=machine.code_sha256(),
+            code_sha256=self._code_sha256,
             needs_sandbox=changes_code and not sandbox.opted_out(),
             config=config,
         )
         future = SlurmRoundFuture(self, order, on_event)
-        future.write()
-        failpoint("job_ordered")
         self.active.append(future)
         self._add_ready(future)
+        if self.stop_reason() is None:
+            self._give_to_running_jobs()
+        if future in self.ready:
+            future.write()
+            failpoint("job_ordered")
+            # The others that are proposed soon will be elements of the same array, unless there is no slot for them.
+            if time.monotonic() - self._ready_since >= ARRAY_WAIT_S or 0 < self._free_slots() <= len(self.ready):
+                self.flush()
         return future
 
     def _add_ready(self, future: SlurmRoundFuture) -> None:
@@ -140,46 +163,57 @@ class SlurmExecutor:
         self.ready.append(future)
         self.ready.sort(key=lambda one: one.layout.round)
 
-    def flush(self, *, partial: bool = False, awaited: SlurmRoundFuture | None = None, is_last: bool = False) -> None:
-        """Submit the rounds that are ready, while there are less than `slots` jobs; not if the run is to end.
+    def flush(self, *, may_submit: bool = True) -> None:
+        """Give rounds that are ready to running jobs, then submit jobs while there are free slots.
 
-        A refusal is raised by `result` of each of them.
+        It does neither if the run is to end. A refusal is raised by `result` of each of the rounds.
 
         Args:
-            partial: Also submit batches that are not complete.
-            awaited: The round for whose result the run waits; once it is complete, a further round will be ready.
-            is_last: Whether no further round will be ready.
+            may_submit: Whether to submit jobs.
         """
-        if not self._find_jobs_of_ready() or self.stop_reason() is not None:
+        if not self.ready or not self._find_jobs_of_ready() or self.stop_reason() is not None:
             return
-        while self.ready and (elements := self._next_elements(partial, awaited, is_last)):
-            self.ready = [future for future in self.ready if not any(future in element for element in elements)]
-            options, is_batch = elements[0][0].order.options, any(len(element) > 1 for element in elements)
-            below_s = self._batch_below_s if is_batch else 0.0
+        self._give_to_running_jobs()
+        while may_submit and (rounds := self._next_array()):
+            self.ready = [future for future in self.ready if future not in rounds]
+            below_s = self._batch_below_s if self._shares_jobs() else 0.0
             self._submitted_at = time.monotonic()
-            enqueue(elements, batch_options(options, below_s), begin_within_s(below_s))
+            limits_s = (begin_within_s(below_s), idle_s(below_s)) if below_s else None
+            enqueue(rounds, shared_options(rounds[0].order.options, below_s), limits_s)
+            if below_s and rounds[0].refusal is None:
+                for future in rounds:
+                    self.shared.note(future.order)
 
-    def _next_elements(
-        self, partial: bool, awaited: SlurmRoundFuture | None, is_last: bool
-    ) -> list[list[SlurmRoundFuture]]:
-        """Return the rounds of each element of the next array, spread so that early rounds end first."""
+    def _next_array(self) -> list[SlurmRoundFuture]:
+        """Return the rounds, with the same options, that have a job each in the next array."""
         same = [future for future in self.ready if future.order.options == self.ready[0].order.options]
-        size, free_slots = self._batch_size(), self._free_slots()
-        if is_last:  # or a few slots would have all that is left
-            size = min(size, math.ceil(len(same) / self.slots))
-        count = len(same) // size
-        if partial and not (awaited is not None and awaited.is_complete()):
-            count = max(count, min(len(same), free_slots))
-        count = min(count, free_slots, MAX_ARRAY)
-        rounds = same[: count * size]
-        return [rounds[index::count] for index in range(count)]
+        return same[: min(self._free_slots(), MAX_ARRAY)]
+
+    def _give_to_running_jobs(self) -> None:
+        """Give rounds that are ready to shared jobs; if some fit no job, end the jobs that have no round."""
+        unfinished = self._unfinished()
+        if self._shares_jobs():
+            given = self.shared.give([future for future in self.ready if not future.may_have_job], unfinished)
+            self.ready = [future for future in self.ready if future not in given]
+            for future in given:
+                unfinished.setdefault(future.job_key, []).append(future)
+        if self.ready:
+            self.shared.end_idle(unfinished)
+
+    def _unfinished(self) -> dict[JobKey, list[SlurmRoundFuture]]:
+        """Return the rounds that each job has to measure or measures, in this order."""
+        ready, found = set(self.ready), dict[JobKey, list[SlurmRoundFuture]]()
+        for future in sorted(self.active, key=lambda one: one.order.position):
+            if future not in ready and not future.complete:
+                found.setdefault(future.job_key, []).append(future)
+        return found
 
     def _free_slots(self) -> int:
-        ready = set(self.ready)
-        jobs = {future.job_key for future in self.active if future not in ready and not future.complete}
-        # The oldest round is awaited, and jobs of later ones may have ended without their files.
-        awaited = bool(self.ready) and self.ready[0] is self.active[0]
-        return max(self.slots - len(jobs), int(awaited))
+        jobs = {*self._unfinished(), *self.shared}
+        # The oldest round is awaited, and jobs of later ones, which SLURM is not asked for, may have ended.
+        waited_s = time.monotonic() - self._ready_since
+        is_awaited = bool(self.ready) and self.ready[0] is self.active[0] and waited_s >= self.poll_slurm_s
+        return max(self.slots - len(jobs), int(is_awaited))
 
     def _find_jobs_of_ready(self) -> bool:
         """Find out which rounds an earlier process submitted without noting it; return whether SLURM answers."""
@@ -198,13 +232,20 @@ class SlurmExecutor:
             else:
                 self.ready.remove(future)
                 future.store_job_id(number)
+                if future.order.further_rounds is not None:
+                    self.shared.note(future.order)
         return True
 
-    def submit_rest_of_batch(self, job_id: str) -> None:
-        """Make those rounds ready again that a job which has ended did not begin."""
-        for future in self.active:
-            unfinished = future.order.job_id == job_id and future not in self.ready and not future.is_complete()
-            if unfinished and future.claiming_job_id() is None:
+    def note_end_of_job(self, future: SlurmRoundFuture, *, is_cancelled: bool) -> None:
+        """Note the end of a round's job; unless it was cancelled, rounds that it did not begin are ready again."""
+        self.shared.forget(future.job_key)
+        rounds = [one for one in self.active if one.order.job_id == future.order.job_id and one.order.position > 0]
+        if not is_cancelled:
+            self._make_ready_again([one for one in rounds if not one.is_complete() and not one.has_begun()])
+
+    def _make_ready_again(self, rounds: Sequence[SlurmRoundFuture]) -> None:
+        for future in rounds:
+            if future not in self.ready:
                 future.may_have_job = False
                 self._add_ready(future)
 
@@ -213,15 +254,20 @@ class SlurmExecutor:
         future = SlurmRoundFuture(self, order, on_event)
         future.may_have_job = True
         self.active.append(future)
-        if order.job_id is None:
+        is_further = order.further_rounds is not None and order.position > 0
+        if is_further and not is_listed(order) and not future.has_begun():
+            self._make_ready_again([future])
+        elif order.job_id is None:
             self._add_ready(future)
+        elif order.further_rounds is not None:
+            self.shared.note(order)
         return future
 
     def verify(self, request: VerifyRequest, on_event: OnEvent) -> VerifyReport:
         """Verify a candidate in a job, write its report and return it; an existing report is replayed here."""
         from autoqec.verification import verifier
 
-        self.flush(partial=True)
+        self.flush()
         options = fill_job_options(self.options, request.profile)
         python = self.python(request.round.dir, options)
         in_job = SlurmVerification(
@@ -246,12 +292,8 @@ class SlurmExecutor:
         self.image.require_unchanged()
         return self.image.python(shared_with_jobs(round_dir), gpu="gpus" in options or "gres" in options)
 
-    def while_waiting(self, awaited: SlurmRoundFuture | None = None, is_last: bool = False) -> None:
-        """Forward the progress of all rounds in jobs, submit those that are ready if there is a free slot.
-
-        Args:
-            awaited: See `flush`.
-            is_last: See `flush`.
+    def while_waiting(self) -> None:
+        """Forward the progress of all rounds in jobs, and give or submit those that are ready.
 
         Raises:
             JobsLeftError: `leave` says so.
@@ -259,15 +301,18 @@ class SlurmExecutor:
         if self.leave is not None and self.leave():
             raise JobsLeftError
         self._look_at_jobs()
-        if self.ready and time.monotonic() - self._submitted_at >= min(SUBMIT_EVERY_S, self.poll_slurm_s):
-            self.flush(partial=True, awaited=awaited, is_last=is_last)
+        self.flush(may_submit=time.monotonic() - self._submitted_at >= min(SUBMIT_EVERY_S, self.poll_slurm_s))
 
     def _look_at_jobs(self) -> None:
-        """Forward progress, and note which rounds are complete.
+        """Forward progress, and note which rounds are complete and which jobs have begun or end.
 
         A job measures its rounds in their order, so that only the first one that is not complete can have news.
         """
-        ready, seen = set(self.ready), set[tuple[str, int | None]]()
-        for future in self.active:
-            if not future.complete and future not in ready and future.job_key not in seen and not future.look():
-                seen.add(future.job_key)
+        if time.monotonic() - self._looked_at < min(LOOK_EVERY_S, self.poll_files_s):
+            return
+        self._looked_at = time.monotonic()
+        for rounds in self._unfinished().values():
+            for future in rounds:
+                if not future.look():
+                    break
+        self._make_ready_again(self.shared.look(self._unfinished()))

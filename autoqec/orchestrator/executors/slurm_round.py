@@ -1,4 +1,4 @@
-"""A round that a SLURM job measures, alone or one after another with the further rounds of a batch.
+"""A round that a SLURM job measures, alone or one after another with further rounds.
 
 The job order is written before the job is submitted, so that a later process finds the job; the round's files decide
 whether it finished.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from autoqec.contracts.events import JobReported, OnEvent
 from autoqec.contracts.job import JobOrder
@@ -46,15 +46,15 @@ class RoundJobs(Protocol):
     answers: bool
 
     def flush(self) -> None:
-        """Submit the batches that are complete."""
+        """Give the rounds that are ready to running jobs, or submit jobs for them."""
         ...
 
-    def while_waiting(self, awaited: SlurmRoundFuture, is_last: bool) -> None:
+    def while_waiting(self) -> None:
         """Do what is due while the run waits for a round."""
         ...
 
-    def submit_rest_of_batch(self, job_id: str) -> None:
-        """Make those rounds ready again that a job which has ended did not begin."""
+    def note_end_of_job(self, future: SlurmRoundFuture, *, is_cancelled: bool) -> None:
+        """Note that the job of a round has ended."""
         ...
 
     def python(self, round_dir: Path, options: Mapping[str, str]) -> str | None:
@@ -73,8 +73,8 @@ class SlurmRoundFuture:
         self.executor, self.order, self._on_event = executor, order, on_event
         self.layout = RoundLayout(Path(order.config.round_dir), order.config.round_idx)
         self.refusal: UsageError | None = None
-        self.may_have_job = self.complete = False
-        self._last_query = float("-inf")
+        self.may_have_job = self.complete = self._begun = False
+        self._last_query, self._awaited_since = float("-inf"), float("inf")
         self._last_event: JobReported | None = None
         self._events: EventForwarder | None = None
 
@@ -82,13 +82,8 @@ class SlurmRoundFuture:
         """Write the job order to the round directory."""
         atomic.write_json(self.layout.job, self.order.dump())
 
-    def place(self, name: str, array_index: int | None, position: int, log_dir: Path | None, time_limit: str) -> None:
-        """Write to the order which job, with which time limit, is going to have the round."""
-        self.may_have_job = True
-        log_path = None if log_dir is None else str(log_dir)
-        batch_time = None if time_limit == self.order.options["time"] else time_limit
-        placed = {"name": name, "array_index": array_index, "position": position, "job_id": None}
-        placed |= {"log_dir": log_path, "batch_time": batch_time}
+    def place(self, **placed: Any) -> None:
+        """Write to the order which job is going to have the round; `placed` are fields of it."""
         if placed != self.order.model_dump(include=set(placed)):
             self.order = self.order.model_copy(update=placed)
             self.write()
@@ -104,12 +99,11 @@ class SlurmRoundFuture:
         assert metrics is not None
         return metrics
 
-    def wait(self, may_start: Callable[[], bool], *, is_last: bool = False) -> RoundMetrics | None:
+    def wait(self, may_start: Callable[[], bool]) -> RoundMetrics | None:
         """Wait for the round and return its metrics; without complete files, the state of the job decides.
 
         Args:
             may_start: Called meanwhile; None is returned once it says that a further round may start.
-            is_last: Whether no further round will start.
 
         Raises:
             UsageError: SLURM rejected the job; its order is withdrawn.
@@ -117,14 +111,15 @@ class SlurmRoundFuture:
         """
         executor = self.executor
         executor.flush()
+        self._awaited_since = min(self._awaited_since, time.monotonic())
         while (metrics := self._finished_metrics()) is None:
-            executor.while_waiting(self, is_last)
+            executor.while_waiting()
             if self.refusal is not None:
                 executor.active.remove(self)
                 raise self.refusal
             if self in executor.ready:
                 self._require_wanted()
-            elif time.monotonic() - self._last_query >= executor.poll_slurm_s:
+            elif self._is_query_due():
                 job_status = self._query_job()
                 if job_status.life in ("ended", "gone") and (metrics := self._final_metrics(job_status)) is not None:
                     break
@@ -133,6 +128,11 @@ class SlurmRoundFuture:
             time.sleep(executor.poll_files_s)
         executor.active.remove(self)
         return metrics
+
+    def _is_query_due(self) -> bool:
+        # A job that was given a further round was running then.
+        last = self._last_query if self.order.position == 0 else max(self._last_query, self._awaited_since)
+        return time.monotonic() - last >= self.executor.poll_slurm_s
 
     def _require_wanted(self) -> None:
         """Raise NotStartedError if the run was asked to end, since no job has this round."""
@@ -185,6 +185,14 @@ class SlurmRoundFuture:
             self.layout.job.unlink(missing_ok=True)
         atomic.fsync_dir(self.layout.dir)
 
+    def has_begun(self) -> bool:
+        """Return whether a job has begun the round. The state of a job that began another round first is reported."""
+        if not self._begun and self.claiming_job_id() is not None:
+            self._begun = True
+            if self.order.position > 0:
+                self.report_state(slurm.Job("alive", "RUNNING"))
+        return self._begun
+
     def look(self) -> bool:
         """Forward the progress of the round's child, as far as visible here; return whether the round is complete."""
         from autoqec.runner.collect import EventForwarder
@@ -207,6 +215,9 @@ class SlurmRoundFuture:
 
     def _query_job(self) -> slurm.Job:
         self._last_query = time.monotonic()
+        claim = self.claiming_job_id()
+        if claim is not None and claim != self.order.job_id:
+            self.store_job_id(claim)
         job_status = slurm.query_job(str(self.order.job_id))
         self.report_state(job_status)
         return job_status
@@ -236,23 +247,24 @@ class SlurmRoundFuture:
         """Return the metrics of a job that has ended, once its files are visible; otherwise record a failed round.
 
         None: another job began the round, and is awaited from now on (a submission without an answer may be accepted
-        after all, so that there are two jobs); or the job ended before it came to this round of its batch, which is
-        submitted again. The job of a first round that was not begun cannot have worked, and a cancelled one is not to
-        be repeated.
+        after all, so that there are two jobs); or the job ended before it came to this further round, which another job
+        will have. The job of a first round that was not begun cannot have worked, and a cancelled one is not to be
+        repeated.
         """
         from autoqec.runner import runner
 
         deadline = time.monotonic() + self.executor.file_lag_s
         while (metrics := self._finished_metrics()) is None and time.monotonic() < deadline:
             time.sleep(self.executor.poll_files_s)
-        if metrics is not None:
-            return metrics
         claim = self.claiming_job_id()
-        if claim is not None and claim != self.order.job_id:
+        if metrics is None and claim is not None and claim != self.order.job_id:
             self.store_job_id(claim)
             return None
-        if self.order.position > 0 and job_status.state != "CANCELLED" and claim is None:
-            self.executor.submit_rest_of_batch(str(self.order.job_id))
+        is_cancelled = job_status.state == "CANCELLED"
+        self.executor.note_end_of_job(self, is_cancelled=is_cancelled)
+        if metrics is not None:
+            return metrics
+        if self.order.position > 0 and not is_cancelled and claim is None:
             return None
         over_limit = job_status.state in slurm.LIMIT_STATES
         return runner.record_failed_round(
@@ -272,38 +284,49 @@ class SlurmRoundFuture:
         limits = {
             "TIMEOUT": f", --slurm time={options['time']}"
             if batch_time is None
-            else f", {batch_time} minutes for a batch of rounds",
+            else f", {batch_time} minutes for a job with several rounds",
             "OUT_OF_MEMORY": f", --slurm mem={options['mem']}",
         }
         message = f"SLURM job {number} ended {job_status.state}{limits.get(job_status.state, '')} ({job_status.why})"
         if self.order.position > 0 and self.claiming_job_id() is None:
-            return f"{message} before it began this round of its batch"
-        shared_log = "" if batch_time is None else "; the log of its batch ends"
+            return f"{message} before it began this round"
+        shared_log = "" if batch_time is None else "; the log of this job of several rounds ends"
         log_line = last_log_line(Path(self.order.log_dir or self.layout.job_dir) / f"{number}_0_log.out")
         return f"{message} and left no result{log_line and shared_log}{log_line}"
 
 
-def enqueue(elements: Sequence[Sequence[SlurmRoundFuture]], options: Mapping[str, str], begin_within_s: float) -> None:
+def enqueue(
+    rounds: Sequence[SlurmRoundFuture], options: Mapping[str, str], limits_s: tuple[float, float] | None
+) -> None:
     """Submit rounds as one job, or as one array, and store the ids; a refusal withdraws all orders.
 
     Args:
-        elements: For each element of the array the rounds that it measures, one after another.
-        options: SLURM options of the elements.
-        begin_within_s: Seconds after its start until which an element begins a further round.
+        rounds: The first round of each job.
+        options: SLURM options of the jobs.
+        limits_s: Of jobs that take further rounds: until when they begin them, and how long they wait for one.
     """
     from autoqec.runner import job
 
-    first, rounds = elements[0][0], [future for element in elements for future in element]
-    name, folder = own_name(first.order.config), first.layout.job_dir
-    for index, element in enumerate(elements):
-        for position, future in enumerate(element):
-            array_index, log_dir = index if len(elements) > 1 else None, None if len(rounds) == 1 else folder
-            future.place(name, array_index, position, log_dir, options["time"])
-    arguments = [([(str(one.layout.dir), one.layout.round) for one in element], begin_within_s) for element in elements]
+    first, arguments = rounds[0], list[tuple[Any, ...]]()
+    name, folder, is_array = own_name(first.order.config), first.layout.job_dir, len(rounds) > 1
+    for index, future in enumerate(rounds):
+        array_index = index if is_array else None
+        further = None if limits_s is None else str(first.layout.further_rounds(array_index))
+        future.may_have_job = True
+        future.place(
+            name=name,
+            array_index=array_index,
+            position=0,
+            job_id=None,
+            log_dir=str(folder) if is_array or limits_s else None,
+            batch_time=options["time"] if limits_s else None,
+            further_rounds=further,
+        )
+        arguments.append((str(future.layout.dir), future.layout.round, further, *(limits_s or ())))
     try:
         python = first.executor.python(first.layout.dir, options)
         numbers = slurm.submit(
-            job.work_batch, arguments, folder=folder, name=name, options=options, package=IMPORT_DIR, python=python
+            job.work_rounds, arguments, folder=folder, name=name, options=options, package=IMPORT_DIR, python=python
         )
     except BaseException as error:
         for future in rounds:
@@ -313,9 +336,8 @@ def enqueue(elements: Sequence[Sequence[SlurmRoundFuture]], options: Mapping[str
             return
         raise
     failpoint("job_queued")
-    for element, number in zip(elements, numbers, strict=True):
-        for future in element:
-            future.store_job_id(number)
+    for future, number in zip(rounds, numbers, strict=True):
+        future.store_job_id(number)
     failpoint("job_numbered")
 
 

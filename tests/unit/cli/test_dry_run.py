@@ -99,6 +99,6 @@ def test_jobs_of_single_rounds_and_of_batches_are_shown_with_their_time_limits(
     assert "batch " not in alone.err and alone.objects[-1]["batch"] is None
     batches = workspace.autoqec(*words, "--batch-below", "300", **cluster.env)
     assert "one per round that is not predicted to be shorter than 300 s" in batches.err
-    assert "batch     time=27, " in batches.err and "that are predicted to fill 300 s" in batches.err
+    assert "batch     time=27, " in batches.err and "several shorter rounds, begun within 600 s" in batches.err
     plan = batches.objects[-1]
     assert plan["slurm"] == alone.objects[-1]["slurm"] and plan["batch"] == {**plan["slurm"], "time": "27"}

@@ -13,7 +13,7 @@ from autoqec.cli.commands.run import command as run_cli_command
 from autoqec.errors import UsageError
 from autoqec.launch.options import RunOptions, parse_run_options
 from autoqec.llm.prices import price_list
-from autoqec.orchestrator.executors.batches import RoundDuration
+from autoqec.orchestrator.executors.shared_jobs import RoundDuration
 from autoqec.orchestrator.run import Roles, resume_run, search, start_run
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -148,7 +148,7 @@ def test_batches_of_short_rounds_are_inherited_and_belong_to_slurm(
     monkeypatch.setattr(RoundDuration, "__call__", lambda self: 100.0)
     with resume_run(run_id, in_workspace.root, roles=Roles(search("tpe"))) as run:
         executor = resumed.executor(run, lambda: None)
-        assert executor is not None and executor.capacity == 6
+        assert executor is not None and executor.capacity == 4
     assert parse("--resume", run_id, "--executor", "local").settings.batch_below == 0
     with pytest.raises(UsageError, match="--batch-below: needs --executor slurm"):
         parse("env.yaml", "--batch-below", "300")

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.job import JobOrder
+from autoqec.contracts.job import FurtherRound, JobOrder
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import UsageError
 from autoqec.runner import job, round_process
 from autoqec.store import atomic
+from autoqec.store.further_rounds import END, FurtherRounds
 from autoqec.store.round_files import read_contract
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.round_layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine, sandbox, slurm_job
 
 from .conftest import SMALL, config_for
@@ -79,12 +80,33 @@ def test_branch_code_needs_a_sandbox(env_text: str, tmp_path: Path, monkeypatch:
     assert trusted is not None and trusted.status == "compile_error"
 
 
-def test_requeued_job_keeps_a_finished_round(env_text: str, tmp_path: Path) -> None:
+def test_requeued_job_leaves_a_finished_round_as_it_is(env_text: str, tmp_path: Path) -> None:
     layout = ordered(env_text, tmp_path / "round_1")
     metrics = measured(layout)
-    with pytest.raises(UsageError, match="finished round"):
-        job.work(str(layout.dir), 1)
-    assert read_contract(layout.metrics, RoundMetrics) == metrics
+    before = {path: path.stat().st_mtime_ns for path in layout.dir.iterdir()}
+    assert measured(layout) == metrics
+    assert {path: path.stat().st_mtime_ns for path in layout.dir.iterdir()} == before
+
+
+def test_requeued_job_completes_the_pointer_of_a_round_that_is_not_recorded(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    completed = list[str]()
+    monkeypatch.setattr(job.runner, "record_failed_round", lambda config, *more: completed.append(config.round_dir))
+    worktree, layout = tmp_path / "worktree", RoundLayout(tmp_path / "round_1", 1)
+    config = config_for(env_text, layout.dir, NONE).model_copy(update={"code_cwd": str(worktree)})
+    ordered(env_text, layout.dir, config=config)
+    atomic.write_json(layout.metrics, {})
+    job.work(str(layout.dir), 1)
+    assert completed == [], "the worktree of a recorded round is removed"
+    worktree.mkdir()
+    job.work(str(layout.dir), 1)
+    assert completed == [str(layout.dir)]
+    pointer = worktree / pointer_on_branch(1)
+    pointer.parent.mkdir()
+    pointer.write_text("{}")
+    job.work(str(layout.dir), 1)
+    assert completed == [str(layout.dir)]
 
 
 def cancel_at_first_tick(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -> list[int]:
@@ -132,7 +154,7 @@ def test_sigterm_of_slurm_ends_the_job_without_a_result(
     previous = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         with suppress(slurm_job.JobTerminated):
-            slurm_job.call_element(job.work_batch, [([(str(layout.dir), 1)], 0.0)])
+            slurm_job.call_element(job.work_rounds, [(str(layout.dir), 1)])
     finally:
         signal.signal(signal.SIGTERM, previous)
     assert not layout.metrics.exists() and not layout.pointer.exists() and job.claiming_job_id(layout) == "7"
@@ -207,21 +229,110 @@ def test_slurms_warning_ends_the_round_with_its_limit(
     assert metrics.status_reason == f"SLURM job {os.environ['SLURM_JOB_ID']}: time limit of 5 minutes reached"
 
 
-def batch(env_text: str, tmp_path: Path, *names: str, **more: Any) -> list[RoundLayout]:
+def orders(env_text: str, tmp_path: Path, *names: str, **more: Any) -> list[RoundLayout]:
     configs = [config_for(env_text, tmp_path / name, NONE) for name in names]
     return [ordered(env_text, tmp_path / name, config=one, **more) for name, one in zip(names, configs, strict=True)]
 
 
-def work_batch(layouts: list[RoundLayout], begin_within_s: float = 60.0) -> list[RoundMetrics | None]:
+def listed(layout: RoundLayout) -> FurtherRound:
+    return FurtherRound(round_dir=str(layout.dir), round=1)
+
+
+def list_of(layouts: list[RoundLayout], *, ends: bool = True) -> FurtherRounds:
+    """Write the list of the job of the first round, with the other ones."""
+    further = FurtherRounds(layouts[0].further_rounds(None))
+    for index, layout in enumerate(layouts[1:], start=1):
+        assert further.add(index, listed(layout)) == listed(layout)
+    if ends:
+        further.add(len(layouts), END)
+    return further
+
+
+def work_rounds(layouts: list[RoundLayout], begin_within_s: float = 60.0) -> list[RoundMetrics | None]:
+    if not layouts[0].job_dir.exists():
+        list_of(layouts)
+    first = layouts[0]
     try:
-        job.work_batch([(str(layout.dir), 1) for layout in layouts], begin_within_s)
+        job.work_rounds(str(first.dir), 1, str(first.further_rounds(None)), begin_within_s, 0.0)
     finally:
         found = [read_contract(layout.metrics, RoundMetrics) for layout in layouts]
     return found
 
 
+def test_job_with_nothing_to_do_ends_its_list(env_text: str, tmp_path: Path) -> None:
+    layouts = orders(env_text, tmp_path, "one", "two", "three")
+    further = list_of(layouts[:2], ends=False)
+    assert [one is None for one in work_rounds(layouts)] == [False, False, True]
+    assert further.read(2) == END and further.add(2, listed(layouts[2])) == END, "the run finds that it is too late"
+
+
+def test_round_that_is_added_while_the_job_ends_its_list_is_measured(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts, real = orders(env_text, tmp_path, "one", "two"), FurtherRounds.add
+    further = list_of(layouts[:1], ends=False)
+
+    def add(self: FurtherRounds, index: int, entry: FurtherRound) -> FurtherRound:
+        if index == 1:
+            assert real(further, 1, listed(layouts[1])) == listed(layouts[1])
+        return real(self, index, entry)
+
+    monkeypatch.setattr(FurtherRounds, "add", add)
+    layouts[0].job_dir.mkdir(exist_ok=True)
+    assert None not in work_rounds(layouts) and further.read(2) == END
+
+
+def test_job_waits_for_a_round_as_long_as_it_may(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts, waited = orders(env_text, tmp_path, "one", "two"), list[float]()
+    further = list_of(layouts[:1], ends=False)
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            further.add(1, listed(layouts[1]))
+            further.add(2, END)
+
+    monkeypatch.setattr(job.time, "sleep", sleep)
+    job.work_rounds(str(layouts[0].dir), 1, str(layouts[0].further_rounds(None)), 3600.0, 3600.0)
+    assert len(waited) == 2 and read_contract(layouts[1].metrics, RoundMetrics) is not None
+
+
+def test_second_job_of_a_repeated_submission_leaves_the_list_to_the_first(env_text: str, tmp_path: Path) -> None:
+    layouts = orders(env_text, tmp_path, "one", "two")
+    further = list_of(layouts, ends=False)
+    layouts[0].job_claim.write_text("6")
+    assert work_rounds(layouts) == [None, None] and further.read(2) is None
+
+
+def test_damaged_entry_ends_the_list(env_text: str, tmp_path: Path) -> None:
+    layouts = orders(env_text, tmp_path, "one", "two")
+    further = list_of(layouts[:1], ends=False)
+    directory = layouts[0].further_rounds(None)
+    directory.mkdir(parents=True)
+    (directory / "1").write_text('{"round')
+    assert further.read(1) == END and work_rounds(layouts)[1] is None
+
+
+def test_requeued_job_begins_its_list_again(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the second round, whose measurement is repeated; the others are measured once."""
+    layouts, real, begun = orders(env_text, tmp_path, "one", "two", "three"), job.runner.run_round, list[str]()
+
+    def run_round(config: Any, **more: Any) -> RoundMetrics:
+        begun.append(Path(config.round_dir).name)
+        if begun == ["one", "two"]:
+            raise slurm_job.JobTerminated
+        return real(config, **more)
+
+    monkeypatch.setattr(job.runner, "run_round", run_round)
+    with pytest.raises(slurm_job.JobTerminated):
+        work_rounds(layouts)
+    assert None not in work_rounds(layouts) and begun == ["one", "two", "two", "three"]
+
+
 @pytest.mark.long
-def test_rounds_of_a_batch_have_the_results_of_single_jobs(env_text: str, tmp_path: Path) -> None:
+def test_rounds_that_share_a_job_have_the_results_of_single_jobs(env_text: str, tmp_path: Path) -> None:
     loose = {
         "checkpoint_path", "training_log_path", "train_wallclock_s", "eval_wallclock_s", "rss_peak_gb",
         "measurement_started_at", "measurement_finished_at",
@@ -234,16 +345,16 @@ def test_rounds_of_a_batch_have_the_results_of_single_jobs(env_text: str, tmp_pa
             ordered(env_text, round_dir, config=config_for(env_text, round_dir, config))
             for round_dir, config in zip((tmp_path / place / "a", tmp_path / place / "b"), configs, strict=True)
         ]
-        metrics = [measured(layout) for layout in layouts] if place == "alone" else work_batch(layouts)
+        metrics = [measured(layout) for layout in layouts] if place == "alone" else work_rounds(layouts)
         assert [one and one.status for one in metrics] == ["ok", "ok"]
         found.append([one.model_dump(exclude=loose) for one in metrics if one is not None])
     assert found[0] == found[1]
 
 
-def test_failure_of_a_round_does_not_end_its_batch(
+def test_failure_of_a_round_does_not_end_its_job(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    layouts, real = batch(env_text, tmp_path, "one", "two", "three"), job.runner.run_round
+    layouts, real = orders(env_text, tmp_path, "one", "two", "three"), job.runner.run_round
 
     def run_round(config: Any, **more: Any) -> RoundMetrics:
         if config.round_dir.endswith("two"):
@@ -252,16 +363,16 @@ def test_failure_of_a_round_does_not_end_its_batch(
 
     monkeypatch.setattr(job.runner, "run_round", run_round)
     with pytest.raises(ZeroDivisionError):
-        work_batch(layouts)
+        work_rounds(layouts)
     found = [read_contract(layout.metrics, RoundMetrics) for layout in layouts]
     assert [one and one.status for one in found] == ["compile_error", None, "compile_error"]
     assert "a defect" in capsys.readouterr().err
 
 
-def test_each_round_of_a_batch_has_its_own_time_limit(
+def test_each_round_of_a_job_has_its_own_time_limit(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layouts, real, alarms = batch(env_text, tmp_path, "one", "two"), job.runner.run_round, list[int]()
+    layouts, real, alarms = orders(env_text, tmp_path, "one", "two"), job.runner.run_round, list[int]()
     monkeypatch.setattr(job.signal, "alarm", alarms.append)
 
     def run_round(config: Any, **more: Any) -> RoundMetrics:
@@ -271,29 +382,33 @@ def test_each_round_of_a_batch_has_its_own_time_limit(
 
     monkeypatch.setattr(job.runner, "run_round", run_round)
     with pytest.raises(job.RoundTimeLimitError):
-        work_batch(layouts)
+        work_rounds(layouts)
     first, second = (read_contract(layout.metrics, RoundMetrics) for layout in layouts)
     assert first is not None and second is not None and second.status == "compile_error"
     assert first.status == "killed_by_safety" and "time limit of 5 minutes reached" in str(first.status_reason)
     assert alarms == [300, 0, 300, 0]
 
 
-def test_batch_begins_no_round_after_its_time(env_text: str, tmp_path: Path) -> None:
-    first, second = batch(env_text, tmp_path, "one", "two")
-    found = work_batch([first, second], begin_within_s=-1.0)
-    assert found[0] is not None and found[1] is None and job.claiming_job_id(second) is None
+def test_job_begins_no_further_round_after_its_time(env_text: str, tmp_path: Path) -> None:
+    layouts = orders(env_text, tmp_path, "one", "two", "three")
+    further = list_of(layouts, ends=False)
+    found = work_rounds(layouts, begin_within_s=-1.0)
+    assert found[0] is not None and found[1:] == [None, None] and job.claiming_job_id(layouts[1]) is None
+    assert further.read(3) == END, "so that the run finds out which rounds it has to measure elsewhere"
 
 
-def test_slurms_warning_ends_the_batch(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurms_warning_ends_a_job_of_several_rounds(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from submitit.core.utils import UncompletedJobError
 
     def warned(config: Any, **more: Any) -> None:
         raise UncompletedJobError("timed-out and not checkpointable")
 
-    first, second = batch(env_text, tmp_path, "one", "two")
+    first, second = orders(env_text, tmp_path, "one", "two")
     monkeypatch.setattr(job.runner, "run_round", warned)
     with pytest.raises(UncompletedJobError):
-        work_batch([first, second])
+        work_rounds([first, second])
     metrics = read_contract(first.metrics, RoundMetrics)
     assert metrics is not None and metrics.status == "killed_by_safety" and job.claiming_job_id(second) is None
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,27 @@ def test_bytes_and_the_name_are_synced_before_return(tmp_path: Path, monkeypatch
     assert synced == ["file", "dir"]
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_first_one_to_create_a_file_succeeds_and_the_others_leave_it(tmp_path: Path) -> None:
+    path, outcomes = tmp_path / "entry", list[str]()
+
+    def create(content: str) -> None:
+        try:
+            atomic.create_bytes(path, content.encode())
+            outcomes.append(content)
+        except FileExistsError:
+            pass
+
+    threads = [threading.Thread(target=create, args=(f"{number:06}" * 1000,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [path.read_text()]
+    assert names(tmp_path) == ["entry"]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EPERM])
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_failing_disk_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:

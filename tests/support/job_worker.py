@@ -1,9 +1,9 @@
-"""Jobs of batches in tests: what a job does, with a Runner that returns at once unless the test blocks a round."""
+"""Jobs of rounds in tests: what a job does, with a Runner that returns at once unless the test blocks a round."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,13 @@ def blocker(run_dir: Path, number: int) -> Path:
     return run_dir / f"block_{number}"
 
 
-def work_batch(batch: Sequence[tuple[str, int]], begin_within_s: float) -> None:
-    """Stand for `runner.job.work_batch` in the process that submits; called in the job."""
+def work_rounds(*arguments: Any) -> None:
+    """Stand for `runner.job.work_rounds` in the process that submits; called in the job."""
     job.runner.run_round = run_round
     finished = utc_now()
     times = {"measurement_started_at": finished - timedelta(seconds=MEASURED_S), "measurement_finished_at": finished}
     rounds.metrics = partial(rounds.metrics, **times)
-    job.work_batch(batch, begin_within_s)
+    job.work_rounds(*arguments)
 
 
 def run_round(config: RunnerConfig, *, is_cancelled: Callable[[], bool], on_event: Any = None) -> RoundMetrics:
