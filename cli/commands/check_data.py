@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from autoqec.qec.recorded.shots import RecordedShots
 
 BLOCKS = 40  # by default
+MISPLACED = -1.0  # gain of predictions below which they may not be those of the shots
 
 
 @click.command("check-data")
@@ -125,6 +126,11 @@ def _compare(data: _Data, size: int, dem_out: Path | None, out: Output) -> dict[
         effect = effects.get(name)
         gain = "" if effect is None or effect.relative is None else f", gain {_gain_text(effect)}"
         out.say(f"  {name:26} {count} errors, LER {count / decoded:.3e}{gain}")
+    for name in data.recorded.layout.predicted_by:
+        effect = effects.get(name)
+        if name not in decoders and effect is not None and effect.high < MISPLACED:
+            message = f"the predictions of {name} have more than twice the errors of {reference}"
+            out.note(f"warning: {message}: they may be those of other shots, in another order or inverted")
     return {
         "train_shots": data.span[0],
         "block_shots": size,

@@ -21,7 +21,7 @@ from autoqec.qec.sampling import sample
 from autoqec.reporting import terminal
 from autoqec.store.files import load_env
 from tests.support.envs import problem
-from tests.support.recorded import google_directory, plain_directory, write_shots
+from tests.support.recorded import google_directory, plain_directory, write_predictions, write_shots
 from tests.support.shown import check_error
 
 
@@ -125,6 +125,17 @@ def test_predictions_of_others_are_scored(here: Path, capsys: pytest.CaptureFixt
     assert run_cli(group, ["check-data", "data", "--json"]) == 0
     errors = json.loads(capsys.readouterr().out)["errors"]
     assert errors["constant"] > errors["mwpm"] > 0
+
+
+@pytest.mark.parametrize("moved_by", [0, 1])
+def test_predictions_in_another_order_are_named(here: Path, capsys: pytest.CaptureFixture[str], moved_by: int) -> None:
+    plain_directory(here / "data", 2000, 2)
+    write_predictions(here / "data", "other", 20)
+    for path in (here / "data").glob("other*.b8"):
+        np.roll(np.fromfile(path, np.uint8), moved_by).tofile(path)
+    assert run_cli(group, ["check-data", "data"]) == 0
+    warning = "warning: the predictions of other have more than twice the errors of mwpm"
+    assert (warning in capsys.readouterr().err) is (moved_by > 0)
 
 
 def test_predictions_of_others_become_baselines_of_an_env(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
