@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Self
+from collections.abc import Iterable
+from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -42,11 +43,7 @@ def first_validation_error(error: ValidationError, data: Any = None) -> str:
         error: The error.
         data: What was validated; without it, paths hold the tags of unions, such as the `kind` of a code.
     """
-    errors = [(each["loc"], each["type"], each["msg"]) for each in error.errors()]
-    places = [(location, kind.endswith("_type")) for location, kind, _ in errors]
-    found = {
-        location: (kind, text) for location, kind, text in errors if not _is_other_alternative(location, kind, places)
-    }
+    found = _relevant_errors(error)
     location, (kind, text) = next(iter(found.items()))
     field = ".".join(str(part) for part in _without_tags(location, data) if not _is_alternative(part))
     message = text.removeprefix("Value error, ")
@@ -56,7 +53,48 @@ def first_validation_error(error: ValidationError, data: Any = None) -> str:
     return f"field `{field or 'value'}`: {message}{more}"
 
 
+def unknown_key(error: ValidationError, data: Any, model: type[BaseModel]) -> tuple[str, list[str]] | None:
+    """Return the first key that the model does not have, and the keys that it has in this place; None without one.
+
+    Args:
+        error: The error.
+        data: What was validated.
+        model: The model that refused it.
+    """
+    for location, (kind, _) in _relevant_errors(error).items():
+        if kind == "extra_forbidden":
+            *parents, key = (part for part in _without_tags(location, data) if not _is_alternative(part))
+            return ".".join(str(part) for part in (*parents, key)), _known_keys(model, parents)
+    return None
+
+
+def _known_keys(model: type[BaseModel], parents: Iterable[int | str]) -> list[str]:
+    """Return the names of the fields of a model, or of the models below it that `parents` lead to."""
+    models = [model]
+    for part in parents:
+        if isinstance(part, str):  # an index of a list leads to no other annotation
+            fields = [each.model_fields[part] for each in models if part in each.model_fields]
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+    return list(dict.fromkeys(name for each in models for name in each.model_fields))
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models that an annotation such as `A | list[B] | None` names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models_in(inner)]
+
+
 Location = tuple[int | str, ...]  # of an error, with the alternatives of unions, which are no fields
+
+
+def _relevant_errors(error: ValidationError) -> dict[Location, tuple[str, str]]:
+    """Return kind and message of each error by its location, without those of alternatives that were not meant."""
+    errors = [(each["loc"], each["type"], each["msg"]) for each in error.errors()]
+    places = [(location, kind.endswith("_type")) for location, kind, _ in errors]
+    return {
+        location: (kind, text) for location, kind, text in errors if not _is_other_alternative(location, kind, places)
+    }
 
 
 def _without_tags(location: Location, data: Any) -> Location:

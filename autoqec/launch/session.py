@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 
 from autoqec.contracts.events import Event, LlmUnusable, OnEvent, RunOpened
-from autoqec.errors import RunInterruptedError
+from autoqec.errors import RunInterruptedError, StorageError
 from autoqec.launch import orchestrator_job
 from autoqec.launch.options import RunOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
@@ -95,6 +95,9 @@ def run_session(
         except KeyboardInterrupt as error:
             hint = f"autoqec run --resume {run.layout.run_id}"
             raise RunInterruptedError("interrupted during a round", location=run.layout.run_id, hint=hint) from error
+        except StorageError as error:
+            hint = f"{error.hint or 'look at the disk'}, then: autoqec run --resume {run.layout.run_id}"
+            raise StorageError(error.message, location=error.location, hint=hint, code=error.code) from error
         return SessionResult(run.layout, outcome, learn(options.choice, run), tuple(unusable_models))
 
 

@@ -39,13 +39,13 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     """Return the StorageError for a failed write, with a hint that fits its cause."""
     reason = error.strerror or str(error)
     if error.errno in _DISK_FULL:
-        hint = f"free space on its file system (`df -h {path.parent}`), then start again with --resume"
+        hint = f"free space on its file system (`df -h {path.parent}`)"
     elif error.errno == errno.EISDIR:
-        hint = f"move the directory away (`mv {path} {path}.old`), then start again with --resume"
+        hint = f"move the directory away (`mv {path} {path}.old`)"
     elif error.errno in _ACCESS_DENIED:
-        hint = f"make it writable (`ls -ld {path.parent}`), then start again with --resume"
+        hint = f"make it writable (`ls -ld {path.parent}`)"
     else:
-        hint = "look at the disk (`dmesg | tail`), then start again with --resume"
+        hint = "look at the disk (`dmesg | tail`)"
     return StorageError(f"could not be written: {reason}", location=str(path), hint=hint)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import re
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from autoqec.contracts.base import first_validation_error, sha256_bytes
+from autoqec.contracts.base import first_validation_error, sha256_bytes, unknown_key
 from autoqec.contracts.env import FILE_CODES, EnvSpec
 from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode, content_matches
 from autoqec.errors import UsageError
@@ -308,5 +309,12 @@ def _validate(data: Any, *, location: str, hint: str | None = None) -> EnvSpec:
     try:
         return EnvSpec.model_validate(data)
     except ValidationError as error:
-        message = first_validation_error(error, data)
-        raise UsageError(message, location=location, hint=hint or f"edit {location}") from error
+        hint = hint or f"edit {location}"
+        unknown = unknown_key(error, data, EnvSpec)
+        if unknown is not None:
+            key, known = unknown
+            *parents, name = key.split(".")
+            if near := get_close_matches(name, known):
+                hint = f"perhaps {', '.join('.'.join([*parents, one]) for one in near)}"
+            raise UsageError(f"unknown key `{key}`", location=location, hint=hint) from error
+        raise UsageError(first_validation_error(error, data), location=location, hint=hint) from error

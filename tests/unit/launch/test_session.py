@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,13 +14,14 @@ from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import TrainingConfig
 from autoqec.contracts.events import ignore
 from autoqec.contracts.profiles import profile_of
-from autoqec.errors import UsageError
+from autoqec.errors import StorageError, UsageError
 from autoqec.launch import session
 from autoqec.launch.options import RunOptions, complete_options, parse_run_options
 from autoqec.launch.session import open_run, run_session
 from autoqec.orchestrator.budget import Clock
 from autoqec.orchestrator.run import Roles, Run, search
 from autoqec.runner.round_memory import RoundMemory
+from autoqec.store.atomic import storage_error
 from autoqec.store.files import load_env
 from autoqec.system import memory
 from tests.conftest import Workspace
@@ -54,6 +56,19 @@ def test_rounds_in_jobs_need_no_memory_for_training_here(
     new = ("run", "env.yaml", "--profile", "smoke", "--ideator", "tpe", "--rounds", "1", "--dry-run")
     assert run_cli(group, [*new, "--executor", "slurm"]) == 0
     assert run_cli(group, new) == 2
+
+
+def test_full_disk_is_reported_with_the_command_that_continues(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace.root)
+
+    def fill_disk(run: Run, *_: Any, **__: Any) -> NoReturn:
+        raise storage_error(run.layout.root / "history.jsonl", OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(session.loop, "run_rounds", fill_disk)
+    with pytest.raises(StorageError, match=r"history\.jsonl: .*df -h .*, then: autoqec run --resume 2\d+-\d+"):
+        run_session(options("env.yaml", profile="smoke", ideator="tpe", rounds=1), ignore)
 
 
 def test_roles_read_the_clock_that_began_with_the_detached_run(

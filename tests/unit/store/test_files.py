@@ -153,6 +153,26 @@ def test_env_errors_are_one_sentence_with_a_hint(tmp_path: Path) -> None:
         files.load_env(tmp_path / "pipe")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("noise:", "nois:", "unknown key `nois`; hint: perhaps noise$"),
+        ("  distance:", "  distnce:", r"unknown key `code\.distnce`; hint: perhaps code\.distance$"),
+        ("  target_p:", "  targetp:", r"unknown key `noise\.targetp`; hint: perhaps noise\.target_p$"),
+        ("  alpha:", "  alhpa:", r"unknown key `protocol\.alhpa`; hint: perhaps protocol\.alpha"),
+        ("backend:", "qqq:", "unknown key `qqq`; hint: edit"),
+    ],
+)
+def test_unknown_key_of_an_env_is_named_with_those_that_are_like_it(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    text = (BUILTIN[0].parent / "smoke.yaml").read_text()
+    assert text.count(f"\n{old}") == 1
+    (tmp_path / "env.yaml").write_text(text.replace(f"\n{old}", f"\n{new}"))
+    with pytest.raises(UsageError, match=words):
+        files.load_env(tmp_path / "env.yaml")
+
+
 def test_env_without_its_circuit_is_not_frozen() -> None:
     with pytest.raises(UsageError, match=r"code\.text"):
         files.parse_env(FILE_ENV, location="x")
