@@ -192,13 +192,13 @@ def grow(workspace: Path, layout: RunLayout, count: int) -> None:
 def test_number_of_git_processes_does_not_depend_on_orphans(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout, repo = place(workspace)
     started: list[str] = []
-    execute = host_git._execute
+    execute = host_git.command.execute
 
     def counted(cwd: Path, arguments: Any, **more: Any) -> Any:
         started.append(" ".join(arguments))
         return execute(cwd, arguments, **more)
 
-    monkeypatch.setattr(host_git, "_execute", counted)
+    monkeypatch.setattr(host_git.command, "execute", counted)
     counts = []
     for orphans in (0, 3, 30):
         if orphans:

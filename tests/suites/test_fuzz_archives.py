@@ -19,6 +19,7 @@ from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.errors import ContractError
 from autoqec.orchestrator.archive_format import unpack
+from autoqec.system.git import command
 from tests.support.archives import DATA, Archive, snapshot
 
 HONEST = [Archive.read(path) for path in sorted(DATA.glob("run-format-1-*.tar"))]
@@ -26,6 +27,7 @@ GIT = {
     "bundle", "cat-file", "config", "init", "ls-tree", "read-tree", "rev-list", "rev-parse", "symbolic-ref",
     "update-ref", "version", "for-each-ref",
 }  # fmt: skip
+NAMES = {*command.ENVIRONMENT, "PATH", "TMPDIR", "LD_PRELOAD", "HOME", "GIT_ALLOC_LIMIT"}
 STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.spawn", "pty.spawn")
 started: list[tuple[Any, ...]] | None = None
 
@@ -115,12 +117,17 @@ def tampered(data: st.DataObject, path: Path) -> None:
 
 def expected(event: tuple[Any, ...]) -> bool:
     """Return whether a process is git with a plumbing command and a clean environment."""
-    _, program, argv, *_ = event
+    if event[0] != "subprocess.Popen":
+        return False
+    _, program, argv, _, env = event
     if argv == ["git", "version"]:  # GitPython, on import
         return True
-    if event[0] != "subprocess.Popen" or os.path.basename(str(program)) != "env" or argv[:2] != ["env", "-i"]:
+    if argv[:2] == ["env", "-i"] and os.path.basename(str(program)) == "env":
+        arguments = next(argv[at + 1 :] for at, word in enumerate(argv) if os.path.basename(word) == "git")
+    elif os.path.basename(str(program)) == "git" and env is not None and set(env) <= NAMES:
+        arguments = argv[1:]
+    else:
         return False
-    arguments = argv[argv.index("git") + 1 :]
     settings_off = [argument for argument in arguments if not argument.startswith("-") and "=" not in argument]
     return settings_off[0] in GIT
 

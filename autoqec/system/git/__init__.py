@@ -1,4 +1,4 @@
-"""Access to git: every call names its directories and runs in a clean environment, through GitPython's command layer.
+"""Access to git: every call names its directories and runs in a clean environment.
 
 Hooks, fsmonitor, signing, gc and global configuration are off; objects and refs are fsynced; commits are made by
 `AutoQEC <autoqec@localhost>`.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import signal
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from autoqec.errors import UsageError
+from autoqec.system.git import command
 from autoqec.system.git.parsing import (
     Commit,
     DiffEntry,
@@ -27,78 +25,11 @@ from autoqec.system.git.parsing import (
 )
 from autoqec.system.git.read import error_reason, git_error
 from autoqec.system.git.write import GitWriter
-from autoqec.system.process.signals import block_signals
 
 __all__ = ["Commit", "DiffEntry", "GitError", "MergeConflictError", "RefUpdate", "Repo", "TreeEntry", "Worktree"]
 
 _MIN_VERSION = (2, 38)  # merge-tree --write-tree
 _SAFE_DIRECTORY = re.compile(r"git config --global --add safe\.directory .+")
-_CONFIG = {
-    "core.hooksPath": "/dev/null",
-    "core.fsmonitor": "false",
-    "core.fsync": "all",
-    "core.autocrlf": "false",
-    "core.attributesFile": "/dev/null",
-    "core.excludesFile": "/dev/null",
-    "core.quotePath": "false",
-    "commit.gpgSign": "false",
-    "gc.auto": "0",
-    "maintenance.auto": "false",
-    "merge.directoryRenames": "false",
-    "protocol.allow": "never",
-    "safe.bareRepository": "explicit",
-    "submodule.recurse": "false",
-    "worktree.useRelativePaths": "false",
-}
-_IDENTITY = {
-    f"GIT_{role}_{what}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "AutoQEC"), ("EMAIL", "autoqec@localhost"))
-}
-_ENVIRONMENT = {
-    **_IDENTITY,
-    "LC_ALL": "C",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_NO_REPLACE_OBJECTS": "1",
-    "GIT_ATTR_NOSYSTEM": "1",
-    # An empty list: no transport at all, whatever the repository's own configuration allows.
-    "GIT_ALLOW_PROTOCOL": "",
-    "GIT_EDITOR": "true",
-}
-
-
-def _execute(
-    cwd: Path, arguments: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str], pass_fds: Sequence[int] = ()
-) -> tuple[int, bytes, str]:
-    """Run one git; return its exit status, stdout and stderr. `env -i`: GitPython passes on the whole environment."""
-    try:
-        from git.cmd import Git
-    except ImportError as error:  # GitPython runs git when it is imported
-        if (program := shutil.which("git")) is not None:
-            hint = "git version; ulimit -n and -u show the limits on open files and processes"
-            raise UsageError("git cannot be started", location=program, hint=hint) from error
-        raise UsageError("git is not installed", hint="install git 2.38 or newer") from error
-    inherited = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LD_PRELOAD") if name in os.environ}
-    settings = [item for key, value in _CONFIG.items() for item in ("-c", f"{key}={value}")]
-    assignments = [f"{name}={value}" for name, value in {**inherited, **env}.items()]
-    # These signals are for this process, which handles them once git has finished.
-    with tempfile.TemporaryFile() as source, block_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        source.write(stdin)
-        source.seek(0)
-        status, out, err = Git(str(cwd)).execute(
-            ["env", "-i", *assignments, "git", "--no-pager", *settings, *arguments],
-            istream=source,
-            with_extended_output=True,
-            with_exceptions=False,
-            stdout_as_string=False,
-            strip_newline_in_stdout=False,
-            start_new_session=True,
-            pass_fds=tuple(pass_fds),
-        )
-    return status, out, err
 
 
 class Repo(GitWriter):
@@ -126,10 +57,10 @@ class Repo(GitWriter):
         if not cwd.is_dir():
             raise UsageError("there is no such directory", location=str(cwd), hint=hint)
         # The user's own configuration applies here: it may hold safe.directory.
-        env = _IDENTITY | {"LC_ALL": "C", "HOME": os.environ.get("HOME", "/")}
+        env = command.IDENTITY | {"LC_ALL": "C", "HOME": os.environ.get("HOME", "/")}
         ask = ["rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir"]
         _check_version(cwd)
-        status, out, err = _execute(cwd, [*ask, "--show-object-format"], env=env)
+        status, out, err = command.execute(cwd, [*ask, "--show-object-format"], env=env)
         if status != 0:
             if safe := _SAFE_DIRECTORY.search(err):
                 hint = safe[0]
@@ -161,8 +92,8 @@ class Repo(GitWriter):
         """
         directory = Path(directory).resolve()
         _check_version(directory)
-        status, _, err = _execute(
-            directory, ["init", "-q", "--template=", f"--initial-branch={branch}", "."], env=_ENVIRONMENT
+        status, _, err = command.execute(
+            directory, ["init", "-q", "--template=", f"--initial-branch={branch}", "."], env=command.ENVIRONMENT
         )
         if status != 0:
             raise git_error(["init"], err)
@@ -185,12 +116,12 @@ class Repo(GitWriter):
         dir_options = [f"--git-dir={git_dir}", f"--work-tree={worktree or self.root}"]
         fds = () if lock is None else (lock,)
         # Unpacking is where a few bytes could ask for any amount of memory.
-        env = _ENVIRONMENT | ({"GIT_ALLOC_LIMIT": "1g"} if arguments[0] == "bundle" else {})
-        return _execute(worktree or self.root, [*dir_options, *arguments], stdin=stdin, env=env, pass_fds=fds)
+        env = command.ENVIRONMENT | ({"GIT_ALLOC_LIMIT": "1g"} if arguments[0] == "bundle" else {})
+        return command.execute(worktree or self.root, [*dir_options, *arguments], stdin=stdin, env=env, pass_fds=fds)
 
 
 def _check_version(cwd: Path) -> None:
-    _, out, _ = _execute(cwd, ["version"], env=_ENVIRONMENT)
+    _, out, _ = command.execute(cwd, ["version"], env=command.ENVIRONMENT)
     fields = text(out).split()
     numbers = tuple(int(part) for part in fields[2].split(".")[:2]) if len(fields) > 2 else (0, 0)
     if numbers < _MIN_VERSION:

@@ -108,26 +108,6 @@ def parse_commit(sha: str, data: bytes) -> Commit:
     return Commit(sha, tree, tuple(value for key, _, value in fields if key == "parent"), message)
 
 
-def parse_tree(data: bytes) -> list[TreeEntry]:
-    """Parse the output of `ls-tree -z -l`."""
-    entries = []
-    for record in filter(None, data.split(b"\0")):
-        head, _, path = record.partition(b"\t")
-        mode, kind, oid, size = head.decode().split()
-        entries.append(TreeEntry(mode, kind, oid, int(size) if size.isdigit() else None, text(path)))
-    return entries
-
-
-def parse_diff(data: bytes) -> list[DiffEntry]:
-    """Parse the output of `diff-tree -r -z --raw --no-renames`."""
-    fields = [text(field) for field in data.split(b"\0")]
-    entries = []
-    for head, path in zip(fields[0:-1:2], fields[1::2], strict=True):
-        old_mode, new_mode, old_oid, new_oid, status = head.removeprefix(":").split()
-        entries.append(DiffEntry(status[:1], old_mode, new_mode, old_oid, new_oid, path))
-    return entries
-
-
 def parse_status(data: bytes) -> list[str]:
     """Return the paths of `status --porcelain=v1 -z`; both paths of a rename."""
     fields = iter(text(field) for field in data.split(b"\0") if field)

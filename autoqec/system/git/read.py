@@ -6,10 +6,14 @@ import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from autoqec.errors import StorageError, UsageError
+from autoqec.system.git import command
+from autoqec.system.git.object_reader import ARGUMENTS, Header, ObjectReader, ReaderEndedError
 from autoqec.system.git.parsing import (
     Commit,
     DiffEntry,
@@ -18,12 +22,12 @@ from autoqec.system.git.parsing import (
     TreeEntry,
     Worktree,
     parse_commit,
-    parse_diff,
     parse_status,
-    parse_tree,
     text,
 )
+from autoqec.system.git.tree_objects import Tree, differences, files_below, parse_tree_object
 
+Answer = TypeVar("Answer")
 MAX_EXTRACT = 64 * 2**20
 _PROBE_BYTES = 2**20
 _STORAGE_FAILURES = (
@@ -52,6 +56,9 @@ class GitReader(ABC):
 
     def __init__(self, root: Path, common: Path) -> None:
         self.root, self.common = root, common
+        arguments = [f"--git-dir={common}", *ARGUMENTS]
+        # Without a reference to this object, so that the process ends with it.
+        self._reader = ObjectReader(lambda: command.start(root, arguments, env=command.ENVIRONMENT))
 
     @abstractmethod
     def _run(
@@ -106,41 +113,40 @@ class GitReader(ABC):
 
     def commit_info(self, sha: str) -> Commit:
         """Return the commit object of `sha`."""
-        return parse_commit(sha, self._git("cat-file", "commit", "--end-of-options", sha))
+        return parse_commit(sha, self._object(f"{sha}^{{commit}}")[1])
 
     def objects(self, names: Sequence[str]) -> list[tuple[str, bytes] | None]:
         """Return (sha, bytes) of each named object, `<sha>` or `<sha>:<path>`; None for one that does not exist.
 
-        One git process for all names; no name may contain a line break.
+        No name may contain a line break.
         """
-        out = self._git("cat-file", "--batch", stdin="".join(f"{name}\n" for name in names).encode())
-        found: list[tuple[str, bytes] | None] = []
-        at = 0
-        for _ in names:
-            end = out.index(b"\n", at)
-            head = out[at:end].split()
-            if head[-1] in (b"missing", b"ambiguous"):
-                found.append(None)
-                at = end + 1
-            else:
-                size = int(head[2])
-                found.append((head[0].decode(), out[end + 1 : end + 1 + size]))
-                at = end + size + 2
+        return self._ask(lambda reader: reader.contents(names))
+
+    def sizes(self, names: Sequence[str]) -> list[Header | None]:
+        """Return (sha, type, bytes) of each named object, as `objects` takes names; None if it does not exist."""
+        return self._ask(lambda reader: reader.headers(names))
+
+    def _ask(self, request: Callable[[ObjectReader], Answer]) -> Answer:
+        try:
+            return request(self._reader)
+        except ReaderEndedError as error:
+            raise git_error(ARGUMENTS, str(error), self.common) from error
+
+    def _object(self, name: str) -> tuple[str, bytes]:
+        (found,) = self.objects([name])
+        if found is None:
+            raise git_error(ARGUMENTS, f"fatal: object {name} is missing", self.common)
         return found
 
-    def sizes(self, names: Sequence[str]) -> list[tuple[str, str, int] | None]:
-        """Return (sha, type, bytes) of each named object, as `objects` takes names; None if it does not exist."""
-        out = text(self._git("cat-file", "--batch-check", stdin="".join(f"{name}\n" for name in names).encode()))
-        found: list[tuple[str, str, int] | None] = []
-        for line in out.splitlines():
-            fields = line.split()
-            found.append((fields[0], fields[1], int(fields[2])) if len(fields) == 3 and fields[2].isdigit() else None)
-        return found
+    def _tree(self, oid: str) -> Tree:
+        return parse_tree_object(self._object(oid)[1])
 
     def ls_tree(self, sha: str, path: str = "") -> list[TreeEntry]:
         """Return every file of a commit's tree (below `path`), symbolic links and submodules included."""
-        below = ["--", path] if path else []
-        return parse_tree(self._git("ls-tree", "-r", "-l", "-z", "--full-tree", "--end-of-options", sha, *below))
+        found = [*files_below(self._tree, self._object(f"{sha}^{{tree}}")[0], path)]
+        blobs = [entry.oid for entry in found if entry.kind == "blob"]
+        bytes_of = {header[0]: header[2] for header in self.sizes(blobs) if header is not None}
+        return [replace(entry, size=bytes_of.get(entry.oid)) for entry in found]
 
     def show_file(self, sha: str, path: str, *, max_bytes: int = MAX_EXTRACT) -> bytes | None:
         """Return the bytes of a regular file of a commit; None if it does not exist or is of another kind."""
@@ -148,13 +154,13 @@ class GitReader(ABC):
             if entry.path == path and entry.regular:
                 if (entry.size or 0) > max_bytes:
                     raise GitError(f"{path} is larger than {max_bytes} bytes", location=sha)
-                return self._git("cat-file", "blob", "--end-of-options", entry.oid)
+                return self._object(entry.oid)[1]
         return None
 
     def diff_entries(self, base: str, tip: str) -> list[DiffEntry]:
         """Return the paths that differ between two commits, with their modes; attributes have no effect."""
-        plain = ["-r", "-z", "--raw", "--no-abbrev", "--no-renames"]
-        return parse_diff(self._git("diff-tree", *plain, "--end-of-options", base, tip, "--"))
+        trees = [self._object(f"{sha}^{{tree}}")[0] for sha in (base, tip)]
+        return [*differences(self._tree, *trees)]
 
     def diff_text(self, base: str, tip: str, paths: Sequence[str] = ()) -> str:
         """Return the unified diff of two commits."""
