@@ -61,7 +61,8 @@ def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str],
         atomic.make_dir(target.parent)
         atomic.write_text(target, edit.text)
     failpoint("edited")
-    sha = repo.commit(path, [EDITABLE_MODULES], edits.commit_message, trailers, head=base, is_fresh=True)
+    names = [f"{EDITABLE_MODULES}/{edit.path}" for edit in edits.edits] or [EDITABLE_MODULES]
+    sha = repo.commit(path, names, edits.commit_message, trailers, head=base, is_fresh=True)
     failpoint("coded")
     check_commit(repo, base, sha)
     return sha

@@ -38,10 +38,10 @@ def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[
         StorageError: The lock file cannot be written, or git left one of its own behind.
     """
     path = common / "autoqec.lock"
-    with _storage_errors(path):
+    with storage_errors(path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        with _storage_errors(path):
+        with storage_errors(path):
             _wait(fd, common, timeout_s)
             _remove_stale_locks(common, fd)
             earlier = set(_lock_files(common))
@@ -55,14 +55,15 @@ def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[
             # so that the next one removes the file instead of waiting for a git that does not run.
             hint = f"look at its disk (`df -h {common}`), then --resume"
             raise StorageError("git could not remove its lock file", location=str(left[0]), hint=hint)
-        with _storage_errors(path):
+        with storage_errors(path):
             os.ftruncate(fd, 0)
     finally:
         os.close(fd)
 
 
 @contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn any OSError into a StorageError that names `path`."""
     try:
         yield
     except OSError as error:

@@ -46,7 +46,7 @@ _OBJECT_NAME = re.compile(r"\b[0-9a-f]{40}\b")
 # A prune removes the directory of a new object, or the object, before anything refers to it.
 _PRUNED_OBJECT = re.compile(
     r"unable to (?:write|create|rename) .+: No such file or directory|invalid object [0-7]+ "
-    r"|[0-9a-f]{40} is not a valid object|with nonexistent object "
+    r"|[0-9a-f]{40} is not a valid object|with nonexistent object |failed to unpack tree object "
 )
 _LOCK_EXISTS = re.compile(r"Unable to create '(.+\.lock)': File exists")
 

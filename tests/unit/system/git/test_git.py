@@ -205,10 +205,12 @@ def test_known_head_saves_calls_and_a_wrong_one_changes_nothing(
     monkeypatch.setattr(repo, "_run", counted)
     (path / "a.txt").write_text("a")
     second = repo.commit(path, ["a.txt"], "Second", head=first, is_fresh=is_fresh)
-    made = ["add", "write-tree", "commit-tree", "update-ref"]
-    assert calls == (made if is_fresh else ["read-tree", *made])
-    (path / "b.txt").write_text("b")
+    assert calls == ["unpack-objects", "read-tree", "update-ref"]
+    calls.clear()
+    (path / "b.txt").write_text("b\r")  # git may convert it
     third = repo.commit(path, ["b.txt"], "Third", head=first, is_fresh=is_fresh)
+    made = ["add", "write-tree", "commit-tree", "update-ref"]
+    assert calls == [*(made if is_fresh else ["read-tree", *made]), "rev-parse", "rev-parse", "read-tree", *made]
     monkeypatch.undo()
     assert repo.commit_info(second).parents == (first,) and repo.commit_info(third).parents == (second,)
     assert [(entry.status, entry.path) for entry in repo.diff_entries(first, third)] == [("A", "a.txt"), ("A", "b.txt")]
@@ -822,14 +824,18 @@ def test_object_that_a_prune_removes_while_a_tree_is_written_gets_a_hint(repo: R
     assert "git prune" in (error.hint or "")
 
 
-@pytest.mark.parametrize("step", ["add", "write-tree", "commit-tree"])
+@pytest.mark.parametrize(
+    ("mode", "step"),
+    [(0o755, "add"), (0o755, "write-tree"), (0o755, "commit-tree"), (0o644, "unpack-objects"), (0o644, "read-tree")],
+)
 @pytest.mark.parametrize("times", [1, 2])
 def test_commit_is_repeated_once_after_a_prune_of_another_process(
-    repo: Repo, monkeypatch: pytest.MonkeyPatch, step: str, times: int
+    repo: Repo, monkeypatch: pytest.MonkeyPatch, mode: int, step: str, times: int
 ) -> None:
     """Objects that no ref names yet are removed after a step of the commit, as `git prune --expire=now` does."""
     path, before = grow(repo, 1, base="x")
     (path / "new.txt").write_text("an object that nothing refers to yet")
+    (path / "new.txt").chmod(mode)
     known, run, left = set(repo.common.glob("objects/*/*")), repo._run, [times]
 
     def pruned(arguments: Sequence[str], **more: Any) -> tuple[int, bytes, str]:
