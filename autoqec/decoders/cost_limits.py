@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.base import canonical_json
-from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import OutputMode, PredecoderDSL, parse_dsl
 from autoqec.contracts.env import Constraints, EnvSpec
 from autoqec.errors import AutoqecError
+
+if TYPE_CHECKING:
+    from autoqec.decoders.base import ProblemView
 
 LIMITS = (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syndrome"))
 _NOT_OF_THE_NETWORK = ("training", "gate")  # keys of a config
@@ -62,13 +65,20 @@ def within_limits(config: dict[str, Any], env: EnvSpec | None) -> bool:
 @lru_cache(maxsize=4096)
 def _cost(env_text: str, network_text: str) -> dict[str, int]:
     """Return {n_params, flops_per_syndrome} of a network on an env, both as JSON."""
-    from autoqec.decoders.dsl_compiler import compile_predecoder
+    from autoqec.decoders.dsl_compiler import compile_for_cost
     from autoqec.decoders.flops import count
 
-    problem = _problem(env_text)
-    model = compile_predecoder(parse_dsl(json.loads(network_text)), problem, seed=0)
-    cost = count(model, problem.n_detectors, full_shot_only=True)
+    dsl = parse_dsl(json.loads(network_text))
+    view = _view(env_text, dsl.output_mode)
+    cost = count(compile_for_cost(dsl, view), view.n_detectors, full_shot_only=True)
     return {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}
+
+
+@lru_cache(maxsize=4)
+def _view(env_text: str, output_mode: OutputMode) -> ProblemView:
+    from autoqec.decoders.base import ProblemView
+
+    return ProblemView.of(_problem(env_text), output_mode)
 
 
 @lru_cache(maxsize=2)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,8 +48,7 @@ class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
-        on_cpu = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
-        self._formulas = FlopCounterMode(display=False, custom_mapping=on_cpu).flop_registry
+        self._formulas = _formulas()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -65,13 +65,33 @@ class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
             _BASIC_OPS.add(func)  # whether there is a decomposition depends on the operation alone
         out = func(*args, **kwargs)
-        if formula is not None:
+        packet = func.overloadpacket
+        if packet in _MATRIX_PRODUCTS:
+            rows, columns = _MATRIX_PRODUCTS[packet]
+            self.total += 2 * math.prod(args[rows].shape) * args[columns].shape[-1]
+        elif formula is not None:
             self.total += formula(*args, **kwargs, out_val=out)
-        if func.overloadpacket is torch.ops.aten.addmm:
+        if packet is torch.ops.aten.addmm:
             self.total += _elements(out)  # the bias, which torch's formula leaves out
-        elif formula is None and str(func.overloadpacket) not in ZERO_COST_OPS:
+        elif formula is None and not _is_free(func):
             self.total += max(_elements(out), max((_elements(value) for value in args), default=0))
         return out
+
+
+# Positions of the factors. torch's formulas give the same, but look for tensors in nested arguments first.
+_MATRIX_PRODUCTS = {torch.ops.aten.mm: (0, 1), torch.ops.aten.addmm: (1, 2), torch.ops.aten.bmm: (0, 1)}
+
+
+@cache
+def _formulas() -> dict[Any, Any]:
+    """Return torch's formulas by operation."""
+    on_cpu = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+    return dict(FlopCounterMode(display=False, custom_mapping=on_cpu).flop_registry)
+
+
+@cache
+def _is_free(func: Any) -> bool:
+    return str(func.overloadpacket) in ZERO_COST_OPS
 
 
 def _attention(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *more: Any, **named: Any) -> int:

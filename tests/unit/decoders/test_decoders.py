@@ -13,12 +13,13 @@ import pytest
 import torch
 import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import autoqec.decoders.modules as own_surface
 from autoqec.contracts.dsl import FAMILIES, GnnConfig, PredecoderDSL, parse_dsl
 from autoqec.decoders import checkpoint, flops
 from autoqec.decoders.base import Predecoder, ProblemView
-from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.decoders.dsl_compiler import compile_for_cost, compile_predecoder
 from autoqec.decoders.modules.conv import lattice
 from autoqec.decoders.modules.gnn import ATTENTION
 from autoqec.decoders.modules.neural_bp import check_messages, xor_log_odds
@@ -173,6 +174,29 @@ def test_cost_equals_a_hand_count() -> None:
     assert cost.n_params == matrices + 16 + 16 + n_out + 32  # biases, and the circuit's fingerprint
     elementwise = 16 + 16 + n_out + 2 * 16 + 16 + n_out + n_out  # biases, relu, residual, skip, prior
     assert cost.flops_per_syndrome == 2 * matrices + elementwise
+
+
+@pytest.mark.parametrize("product", [torch.mm, torch.bmm, torch.addmm])
+def test_matrix_products_are_counted_as_by_torch(product: Any) -> None:
+    shapes = {"mm": [(3, 5), (5, 7)], "bmm": [(2, 3, 5), (2, 5, 7)], "addmm": [(7,), (3, 5), (5, 7)]}[product.__name__]
+    factors = [torch.ones(shape) for shape in shapes]
+    with FlopCounterMode(display=False) as expected:
+        product(*factors)
+    with torch.no_grad(), flops._FlopCounter() as counter:
+        product(*factors)
+    assert counter.total == expected.get_total_flops() + 3 * 7 * (product is torch.addmm)  # the bias
+
+
+@pytest.mark.parametrize("config", [MLP, GNN])
+def test_network_for_its_cost_has_the_cost_of_the_compiled_one(config: dict[str, Any]) -> None:
+    prob, dsl = problem(3), parse_dsl(config)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    model = compile_for_cost(dsl, ProblemView.of(prob, dsl.output_mode))
+    assert torch.equal(torch.rand(3), expected), "torch's random state is as before"
+    costs = [flops.count(network, prob.n_detectors) for network in (model, compile_predecoder(dsl, prob, seed=0))]
+    assert costs[0] == costs[1]
 
 
 def test_scatter_operations_are_counted() -> None:
