@@ -30,6 +30,7 @@ from autoqec.system.git.tree_objects import Tree, differences, files_below, pars
 Answer = TypeVar("Answer")
 MAX_EXTRACT = 64 * 2**20
 _PROBE_BYTES = 2**20
+_KEPT_TREES, _LARGE_TREE = 256, 1000
 _STORAGE_FAILURES = (
     "No space left",
     "Input/output error",
@@ -58,6 +59,7 @@ class GitReader(ABC):
         self.root, self.common = root, common
         arguments = [f"--git-dir={common}", *ARGUMENTS]
         # Without a reference to this object, so that the process ends with it.
+        self._trees: dict[str, Tree] = {}
         self._reader = ObjectReader(lambda: command.start(root, arguments, env=command.ENVIRONMENT))
 
     @abstractmethod
@@ -139,7 +141,15 @@ class GitReader(ABC):
         return found
 
     def _tree(self, oid: str) -> Tree:
-        return parse_tree_object(self._object(oid)[1])
+        """Return a tree. Objects never change, so those that were read last are kept: rounds share most of them."""
+        if oid not in self._trees:
+            if len(self._trees) >= _KEPT_TREES:
+                self._trees.clear()
+            tree = parse_tree_object(self._object(oid)[1])
+            if len(tree) > _LARGE_TREE:
+                return tree
+            self._trees[oid] = tree
+        return self._trees[oid]
 
     def ls_tree(self, sha: str, path: str = "") -> list[TreeEntry]:
         """Return every file of a commit's tree (below `path`), symbolic links and submodules included."""

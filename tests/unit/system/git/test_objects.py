@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autoqec.system.git import GitError, Repo, command
+from autoqec.system.git import read as git_reader
 
 
 def git(root: Path, *arguments: str, stdin: str = "") -> str:
@@ -168,3 +169,22 @@ def test_files_and_differences_are_those_of_git(repo: Repo) -> None:
             assert [
                 [entry.mode, entry.kind, entry.oid, str(entry.size), entry.path] for entry in repo.ls_tree(tip, path)
             ] == entries
+
+
+def test_trees_that_were_read_are_not_read_again(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repo.root / "many").mkdir()
+    for number in range(30):
+        (repo.root / "many" / f"{number}").write_text("x")
+    sha, read = repo.commit_all("Many"), list[str]()
+    contents = repo._reader.contents
+    monkeypatch.setattr(repo._reader, "contents", lambda names: [read.extend(names), contents(names)][1])
+    expected = repo.ls_tree(sha)
+    assert len(read) == 4  # the commit's tree by name, then root, modules and many
+    assert repo.ls_tree(sha) == expected and len(read) == 5
+    monkeypatch.setattr(git_reader, "_LARGE_TREE", 20)
+    monkeypatch.setattr(git_reader, "_KEPT_TREES", 1)
+    repo._trees.clear()
+    read.clear()
+    for _ in range(2):
+        assert repo.ls_tree(sha) == expected and len(repo._trees) <= 1
+    assert len(read) == 8, "neither large trees nor more than the limit are kept"
