@@ -24,7 +24,7 @@ from autoqec.system.process import procfs
 
 _TIMEOUT_S = 120.0
 _OWN_REF_PREFIXES = ("refs/heads/exp", "refs/heads/quarantine", "refs/autoqec")
-_OWN_WORKTREES = ("exp-*", "quarantine-*")
+_OWN_WORKTREES = ("exp-", "quarantine-")
 
 FileId = tuple[int, int]  # device, inode
 
@@ -111,38 +111,54 @@ def _leftover_locks(common: Path, fd: int) -> list[Path]:
     began_ns = os.fstat(fd).st_mtime_ns
     candidates = [
         (path, found)
-        for path in _lock_files(common)
+        for path in _lock_files(common, began_ns)
         if (found := _regular(path)) and found.st_uid == os.geteuid() and found.st_mtime_ns >= began_ns
     ]
     open_files = _open_files() if candidates else set()
     return [path for path, found in candidates if (found.st_dev, found.st_ino) not in open_files and path.exists()]
 
 
-def _lock_files(common: Path) -> Iterator[Path]:
-    """Lock files at places that writers of this program use."""
+def _lock_files(common: Path, since_ns: int = 0) -> Iterator[Path]:
+    """Yield lock files at places that writers of this program use.
+
+    Args:
+        common: The common git directory.
+        since_ns: Leave out directories to which nothing was added since, without reading their names.
+    """
     yield common / "packed-refs.lock"
     for prefix in _OWN_REF_PREFIXES:
         for base in (common, common / "logs"):
-            yield from _lock_files_below(base / prefix)
-    for name in _OWN_WORKTREES:
-        yield from sorted(common.glob(f"worktrees/{name}/*.lock"))
+            yield from _lock_files_below(base / prefix, since_ns)
+    records = f"{common}/worktrees"
+    for record in sorted(_names(records)):
+        if record.startswith(_OWN_WORKTREES):
+            yield from _locks_in(f"{records}/{record}", since_ns)
 
 
-def _lock_files_below(top: Path) -> list[Path]:
+def _lock_files_below(top: Path, since_ns: int) -> list[Path]:
     """Return the lock files below a directory, which holds four entries per round and is read ten times per round."""
     found, directories = list[Path](), [str(top)]
     while directories:
         directory = directories.pop()
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-            if os.stat(directory).st_nlink == 2:  # on most file systems: without directories in it
-                names = os.listdir(directory)
-            else:
+            if os.stat(directory).st_nlink != 2:  # on most file systems: with directories in it
                 with os.scandir(directory) as entries:
-                    kinds = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-                directories += [f"{directory}/{name}" for name, is_dir in kinds.items() if is_dir]
-                names = [*kinds]
-            found += [Path(directory, name) for name in names if name.endswith(".lock")]
+                    directories += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            found += _locks_in(directory, since_ns)
     return sorted(found)
+
+
+def _locks_in(directory: str, since_ns: int) -> list[Path]:
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        if not since_ns or os.stat(directory).st_mtime_ns >= since_ns:
+            return sorted(Path(directory, name) for name in os.listdir(directory) if name.endswith(".lock"))
+    return []
+
+
+def _names(directory: str) -> list[str]:
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        return os.listdir(directory)
+    return []
 
 
 def _regular(path: Path) -> os.stat_result | None:

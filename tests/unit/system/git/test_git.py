@@ -653,6 +653,31 @@ def test_lock_files_are_found_below_directories_of_any_depth(repo: Repo, monkeyp
     assert sorted(lock._lock_files(repo.common)) == sorted([repo.common / "packed-refs.lock", *wanted])
 
 
+def test_only_directories_that_changed_since_the_writer_began_are_read_again(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many rounds in progress most of the records of worktrees belong to other rounds."""
+    paths = [grow(repo, number, base="x")[0] for number in (1, 2, 3)]
+    records = [repo.common / "worktrees" / path.name for path in paths]
+    for record in records:
+        os.utime(record, (1, 1))
+    read, listdir = list[str](), os.listdir
+
+    def listed(directory: Any) -> list[str]:
+        read.append(Path(str(directory)).name)
+        return listdir(directory)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    with repository_lock(repo.common):
+        first = list(read)
+        (records[1] / "index.lock").touch()
+        os.utime(repo.common / "refs/heads/exp/r", (1, 1))
+        read.clear()
+        assert {path.name for path in records} < set(first)
+        (records[1] / "index.lock").unlink()
+    assert {record.name for record in records} & set(read) == {records[1].name} and "r" not in read
+
+
 def test_locks_of_a_killed_git_are_removed_by_the_next_writer(repo: Repo) -> None:
     worktree, sha = grow(repo, 1, base="x")
     (repo.common / "index.lock").write_text("the user's")
