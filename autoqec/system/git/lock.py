@@ -30,8 +30,13 @@ FileId = tuple[int, int]  # device, inode
 
 
 @contextmanager
-def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[int]:
+def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S, starts_git: bool = True) -> Iterator[int]:
     """Hold the lock of the repository; yields the descriptor that git has to inherit.
+
+    Args:
+        common: The common git directory.
+        timeout_s: Seconds to wait for another process.
+        starts_git: Whether a git is started meanwhile, whose lock files need a record of this writer.
 
     Raises:
         GitError: Another process kept the lock for `timeout_s` seconds.
@@ -44,21 +49,33 @@ def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[
         with storage_errors(path):
             _wait(fd, common, timeout_s)
             _remove_stale_locks(common, fd)
-            earlier = set(_lock_files(common))
-            record = _writer_record()
-            os.pwrite(fd, record, 0)
-            os.ftruncate(fd, len(record))
-            os.fdatasync(fd)  # a power cut must not take the record and leave git's locks
-        yield fd
-        if left := [path for path in _leftover_locks(common, fd) if path not in earlier]:
-            # git does not report a lock file that it could not remove. As an error it keeps the record of this writer,
-            # so that the next one removes the file instead of waiting for a git that does not run.
-            hint = f"look at its disk (`df -h {common}`), then --resume"
-            raise StorageError("git could not remove its lock file", location=str(left[0]), hint=hint)
+        if starts_git:
+            with _recorded_writer(common, fd):
+                yield fd
+        else:
+            yield fd
         with storage_errors(path):
             os.ftruncate(fd, 0)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _recorded_writer(common: Path, fd: int) -> Iterator[None]:
+    """Keep the record of this writer in the file until every git that it started has removed its lock files."""
+    path = common / "autoqec.lock"
+    with storage_errors(path):
+        earlier = set(_lock_files(common))
+        record = _writer_record()
+        os.pwrite(fd, record, 0)
+        os.ftruncate(fd, len(record))
+        os.fdatasync(fd)  # a power cut must not take the record and leave git's locks
+    yield
+    if left := [path for path in _leftover_locks(common, fd) if path not in earlier]:
+        # git does not report a lock file that it could not remove. As an error it keeps the record of this writer,
+        # so that the next one removes the file instead of waiting for a git that does not run.
+        hint = f"look at its disk (`df -h {common}`), then --resume"
+        raise StorageError("git could not remove its lock file", location=str(left[0]), hint=hint)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class GitWriter(GitReader):
         A record of the same name whose place is gone counts as this checkout's: the repository was moved.
         """
         path = absolute(path)
-        with repository_lock(self.common):
+        with repository_lock(self.common, starts_git=False):
             for found in self.worktrees(path.name):
                 if found.path == path or (found.path.name == path.name and not found.path.exists()):
                     _rmtree(path)
@@ -93,7 +93,7 @@ class GitWriter(GitReader):
         """
         under = absolute(under or self.root / ".worktrees")
         removed = []
-        with repository_lock(self.common):
+        with repository_lock(self.common, starts_git=False):
             paths_by_admin = {entry.admin: entry.path for entry in self.worktrees()}
             for admin in sorted(self.common.glob("worktrees/*")):
                 path = paths_by_admin.get(admin)

@@ -790,6 +790,23 @@ def test_failed_call_does_not_mark_its_writer_as_dead(repo: Repo) -> None:
     assert (repo.common / "autoqec.lock").read_bytes() == b""
 
 
+def test_writer_without_git_needs_no_record_and_removes_what_a_dead_one_left(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worktree, _ = grow(repo, 1, base="x")
+    leave_locks(repo)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: pytest.fail("it waits for the disk"))
+    repo.worktree_remove(worktree)
+    assert not worktree.exists() and remaining_locks(repo) == []
+    assert (repo.common / "autoqec.lock").read_bytes() == b""
+    with (
+        repository_lock(repo.common, starts_git=False),
+        pytest.raises(GitError, match="holds"),
+        repository_lock(repo.common, timeout_s=0.05),
+    ):
+        pass
+
+
 def test_writers_are_serialized(repo: Repo) -> None:
     with (
         repository_lock(repo.common),
