@@ -142,14 +142,14 @@ class GitReader(ABC):
 
     def _tree(self, oid: str) -> Tree:
         """Return a tree. Objects never change, so those that were read last are kept: rounds share most of them."""
-        if oid not in self._trees:
+        tree = self._trees.get(oid)
+        if tree is None:
+            tree = parse_tree_object(self._object(oid)[1])
             if len(self._trees) >= _KEPT_TREES:
                 self._trees.clear()
-            tree = parse_tree_object(self._object(oid)[1])
-            if len(tree) > _LARGE_TREE:
-                return tree
-            self._trees[oid] = tree
-        return self._trees[oid]
+            if len(tree) <= _LARGE_TREE:
+                self._trees[oid] = tree
+        return tree
 
     def ls_tree(self, sha: str, path: str = "") -> list[TreeEntry]:
         """Return every file of a commit's tree (below `path`), symbolic links and submodules included."""
