@@ -47,18 +47,24 @@ class GitProcessCounter:
     """Counts the git processes that start inside its block."""
 
     def __init__(self) -> None:
-        self.count, self._execute = 0, host_git._execute
+        self.count = 0
+        self._functions = {name: getattr(host_git.command, name) for name in ("execute", "start")}
 
     def __enter__(self) -> GitProcessCounter:
-        def counted(*arguments: Any, **more: Any) -> Any:
-            self.count += 1
-            return self._execute(*arguments, **more)
-
-        host_git._execute = counted
+        for name, function in self._functions.items():
+            setattr(host_git.command, name, self._counted(function))
         return self
 
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **more: Any) -> Any:
+            self.count += 1
+            return function(*arguments, **more)
+
+        return counted
+
     def __exit__(self, *error: object) -> None:
-        host_git._execute = self._execute
+        for name, function in self._functions.items():
+            setattr(host_git.command, name, function)
 
 
 def make_two_round_run(directory: Path) -> RunLayout:
