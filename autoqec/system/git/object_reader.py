@@ -6,12 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO, Any
 
 from autoqec.system.git.parsing import GitError
-
-if TYPE_CHECKING:
-    from git.cmd import Git
 
 ARGUMENTS = ("cat-file", "--batch-command")
 _CHUNK = 4096  # bytes of requests that are sent before their answers are read: a pipe holds at least as many
@@ -32,12 +29,12 @@ class ObjectReader:
     stdin. A forked copy of this process starts one of its own.
 
     Args:
-        start: Starts the process.
+        start: Starts the process; returns GitPython's object for it.
     """
 
-    def __init__(self, start: Callable[[], Git.AutoInterrupt]) -> None:
+    def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
-        self._process: Git.AutoInterrupt | None = None
+        self._process: Any = None
         self._owner = 0
         self._lock = threading.Lock()
 
@@ -67,7 +64,6 @@ class ObjectReader:
         if self._process is None or self._owner != os.getpid():
             self._process, self._owner = self._start(), os.getpid()
         stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
         try:
             stdin.write(data)
             stdin.flush()
