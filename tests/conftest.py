@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from autoqec.system import sandbox
+from tests.support.command_server import CommandServer
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TERM"] = "xterm-256color"  # the tests of a dumb terminal set their own
@@ -85,6 +86,15 @@ class CommandResult:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
+_SERVERS: list[CommandServer] = []
+
+
+def _command_server(env: dict[str, str]) -> CommandServer:
+    if not _SERVERS:
+        _SERVERS.append(CommandServer(env))
+    return _SERVERS[0]
+
+
 @dataclass(frozen=True)
 class Workspace:
     """A git repository to run in. Its HOME is empty: no identity, no git configuration, no key."""
@@ -92,11 +102,18 @@ class Workspace:
     root: Path
     env: dict[str, str]
 
-    def autoqec(self, *argv: str, timeout: float = 300, **env: str) -> CommandResult:
-        command = [sys.executable, "-P", "-m", "autoqec.cli", *argv]
-        done = subprocess.run(
-            command, cwd=self.root, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False
-        )
+    def autoqec(self, *argv: str, timeout: float = 300, fresh: bool = False, **env: str) -> CommandResult:
+        """Run a command in a process of its own; unless `fresh`, it shares its imports with other commands."""
+        where: dict[str, Any] = {"cwd": self.root, "env": self.env | env, "timeout": timeout}
+        server = _command_server(self.env)
+        if fresh or not server.accepts(where["env"]) or not server.lock.acquire(blocking=False):
+            command = [sys.executable, "-P", "-m", "autoqec.cli", *argv]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, **where)
+        else:
+            try:
+                done = server.run(argv, **where)
+            finally:
+                server.lock.release()
         return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def git(self, *argv: str) -> str:

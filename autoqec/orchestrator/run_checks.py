@@ -285,7 +285,6 @@ def find_network_options(
         UsageError: A circuit cannot be decoded, a round would need more memory than there is, no network is within the
             env's limits, or the circuits of a family cannot share weights.
     """
-    from autoqec.decoders import family
     from autoqec.decoders.feasibility import require_feasible_limits
     from autoqec.decoders.gating import has_gap
     from autoqec.qec import external_decoders
@@ -298,7 +297,10 @@ def find_network_options(
     problems = [Problem.from_env(env, p) for p in env.points]
     inputs = "other_sector" if len(problems[0].graph.out_of_sector) else "all"
     require_feasible_limits(env.constraints, problems[0], inputs)
-    family.require_shared_weights(env, inputs)
+    if env.other_members:
+        from autoqec.decoders import family  # imports torch, which takes most of the time of a check without it
+
+        family.require_shared_weights(env, inputs)
     return NetworkOptions(inputs, gate_available=all(has_gap(problem) for problem in problems))
 
 

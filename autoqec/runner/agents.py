@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autoqec.decoders.base import Predecoder
+from autoqec.runner.round_memory import MIN_SHOTS_PER_PASS
 
 # Flops of one pass through the network: bounds memory for any batch size and keeps activations near the cache
 # (measured: graph networks run up to twice as fast as in passes of 1e9, dense networks no slower).
@@ -19,7 +20,7 @@ FLOPS_PER_PASS = 100_000_000
 # A pass reads every weight and starts every operation, which enough shots must amortize. CPU time of a batch of 512,
 # d=7 hard_flip (dense, 4.1M weights): 581 ms in passes of 12 shots, 203 ms of 128, 168 ms of 256; per shot, d=7 conv
 # of 59 MFLOP: 9.1 ms in passes of one shot, 3.0 ms of eight, 3.3 ms of 64.
-MIN_WEIGHT_REUSE, MIN_SHOTS_PER_PASS, MAX_SHOTS_PER_PASS = 512, 8, 4096
+MIN_WEIGHT_REUSE, MAX_SHOTS_PER_PASS = 512, 4096  # and MIN_SHOTS_PER_PASS
 
 
 class Agent:

@@ -22,7 +22,8 @@ from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
 from autoqec.runner.replay_buffer import GAP, FieldSelection
-from autoqec.runner.samplers import SHOTS_PER_DRAW, NearFailureSampler, Samples, ShotSampler, TrajInfos
+from autoqec.runner.round_memory import SHOTS_PER_DRAW
+from autoqec.runner.samplers import NearFailureSampler, Samples, ShotSampler, TrajInfos
 
 MAX_IMPORTANCE_WEIGHT = 2.0  # bound on the likelihood ratio of an action of older parameters
 

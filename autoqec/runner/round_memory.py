@@ -8,10 +8,11 @@ from autoqec.contracts.dsl import TrainingConfig
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile
 from autoqec.qec.problem_memory import MODEL, ModelSize
-from autoqec.runner.agents import MIN_SHOTS_PER_PASS
-from autoqec.runner.samplers import MAX_LABEL_BYTES, SHOTS_PER_DRAW
 from autoqec.system.memory import GB, require_at_most, require_bytes
 
+MIN_SHOTS_PER_PASS = 8  # of a batch through the network, see autoqec.runner.agents
+SHOTS_PER_DRAW = 32_768  # shots drawn at once, fewer if their labels would exceed MAX_LABEL_BYTES
+MAX_LABEL_BYTES = 2**25
 FLOATS_PER_EDGE = 3  # log-odds, labels and gradients of a pass through the network
 HINT = (
     "choose fewer rounds or a smaller distance; weights of type `local`, trained on few rounds, decode long "

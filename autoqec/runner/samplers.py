@@ -21,10 +21,9 @@ from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import decode_both
 from autoqec.runner.replay_buffer import GAP
+from autoqec.runner.round_memory import MAX_LABEL_BYTES, SHOTS_PER_DRAW
 from autoqec.runner.shot_source import ShotSource
 
-SHOTS_PER_DRAW = 32_768  # shots drawn at once, fewer if their labels would exceed MAX_LABEL_BYTES
-MAX_LABEL_BYTES = 2**25
 MAX_GAP = 20.0  # nats; larger gaps are not computed, such shots are far from failure
 NEAR_FAILURE_SHOTS_PER_DRAW = 8192  # a few of which are near failure; a batch waits for a whole draw
 MAX_EMPTY_DRAWS = 256  # consecutive draws without a shot near failure before the sampler gives up

@@ -294,7 +294,7 @@ def run_state_machine(examples: int, steps: int, seed_of_part: int) -> None:
 
 
 def test_user_actions_lose_no_round() -> None:
-    run_state_machine(8, 20, 0)
+    run_state_machine(5, 20, 0)
 
 
 # 300 sequences in parts: one test of them all needs more than the time limit of a test, and one process.

@@ -26,7 +26,7 @@ def started(workspace: Workspace, *more: str) -> CommandResult:
     secret = workspace.root.parent / "secret"
     secret.write_bytes(SECRET)
     options = ("--profile", "smoke", "--rounds", "2", "--seed", "1", "--secret-file", str(secret))
-    return workspace.autoqec("run", "env.yaml", *options, *more)
+    return workspace.autoqec("run", "env.yaml", *options, *more, fresh=True)  # as a user starts it
 
 
 @pytest.fixture(scope="module")

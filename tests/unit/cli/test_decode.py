@@ -23,8 +23,9 @@ from autoqec.decoders import checkpoint, decode_memory, threads, windows
 from autoqec.decoders.decoding import CHUNK, CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.latency import WARM_UP_SHOTS, measure_latency
+from autoqec.decoders.shot_check import check_shots
 from autoqec.errors import ContractError, UsageError
-from autoqec.models import load_models, model_env
+from autoqec.models import load_models, model_env, model_path
 from autoqec.qec import shotfiles, soft_matching, weighted_mwpm
 from autoqec.qec.backends import make_backend
 from autoqec.qec.problem import Problem, error_model
@@ -207,13 +208,16 @@ def test_another_circuit_is_refused_before_its_problem_is_built(
 def test_shots_of_the_circuit_of_a_model_give_no_warning(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drawn = Problem.from_env(model_env(name))
-    for seed, shots in enumerate((250, 1500, 6000)):
-        write(tmp_path / "in.b8", sample(drawn, shots, seed).detection_events, "b8", drawn.n_detectors)
-        argv = ["decode", "--model", name, "--in", str(tmp_path / "in.b8"), "--out", str(tmp_path / "out.b8"), "--json"]
-        assert run_cli(group, argv) == 0
-        shown = capsys.readouterr()
-        assert json.loads(shown.out)["mismatches"] == [] and "warning" not in shown.err
+    """Nor the check that the command makes of more shots, before it decodes them."""
+    decoding = CheckpointDecoder.of(model_env(name), model_path(name))
+    drawn = decoding.problem
+    write(tmp_path / "in.b8", sample(drawn, 250, 0).detection_events, "b8", drawn.n_detectors)
+    argv = ["decode", "--model", name, "--in", str(tmp_path / "in.b8"), "--out", str(tmp_path / "out.b8"), "--json"]
+    assert run_cli(group, argv) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["mismatches"] == [] and "warning" not in shown.err
+    for seed, shots in enumerate((1500, 6000), start=1):
+        assert check_shots(decoding, sample(drawn, shots, seed).detection_events) == []
 
 
 def test_one_shot_is_one_shot(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,14 @@ def test_resume_shows_plan_and_writes_nothing(workspace: Workspace, run: RunLayo
     assert "env       smoke" in shown.err and workspace.files() == before
 
 
+def test_checks_import_no_torch(workspace: Workspace) -> None:
+    """It takes most of the time of a check that does not need it; only the circuits of a family do."""
+    shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--dry-run", PYTHONPROFILEIMPORTTIME="1")
+    imported = {line.rpartition("|")[2].strip() for line in shown.err.splitlines() if line.startswith("import time:")}
+    assert shown.code == 0 and {"autoqec.orchestrator.run_checks", "autoqec.qec.problem"} <= imported, shown.err
+    assert "torch" not in imported
+
+
 def test_resume_names_planned_recovery(workspace: Workspace, run: RunLayout) -> None:
     workspace.git("branch", f"exp/{run.run_id}/01-try")
     shown = workspace.autoqec(*resume(workspace, run))

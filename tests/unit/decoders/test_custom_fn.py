@@ -85,38 +85,49 @@ def test_file_without_a_known_class_is_refused() -> None:
 
 
 COMPILE = """
-import sys, json
-from autoqec.decoders import overlay
-overlay.use_modules_dir(sys.argv[1])
+import os, sys, json
 import torch
+from autoqec.decoders import overlay
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError
 from tests.support.envs import problem
 prob = problem(3)
-try:
-    for config in json.loads(sys.argv[2]):
-        model = compile_predecoder(parse_dsl(config), prob, seed=0)
-        for name, value in model.named_parameters():
-            value.data = 0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name)))
-        out = model(torch.ones(2, prob.n_detectors))
-        print(tuple(out.shape), float(out.sum()))
-except ContractError as error:
-    print("REFUSED", error)
+for tree in sys.argv[2:]:
+    print("TREE", flush=True)
+    if os.fork():
+        assert os.wait()[1] == 0
+        continue
+    overlay.use_modules_dir(tree)
+    try:
+        for config in json.loads(sys.argv[1]):
+            model = compile_predecoder(parse_dsl(config), prob, seed=0)
+            for name, value in model.named_parameters():
+                value.data = 0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name)))
+            out = model(torch.ones(2, prob.n_detectors))
+            print(tuple(out.shape), float(out.sum()))
+    except ContractError as error:
+        print("REFUSED", error)
+    sys.stdout.flush()
+    os._exit(0)  # without freeing each object
 """
 
 
-def compiled(tmp_path: Path, code: str | None, *configs: dict[str, Any]) -> str:
-    tree = tmp_path / "modules"
-    shutil.copytree(Path(own_surface.__file__).parent, tree, ignore=shutil.ignore_patterns("__pycache__"))
-    if code is not None:
-        (tree / "custom_fn.py").write_text(code)
+def compiled(tmp_path: Path, codes: list[str | None], *configs: dict[str, Any]) -> list[str]:
+    """Compile each code in a process of its own, which imports the modules of one branch only."""
+    trees = [tmp_path / f"modules_{index}" for index in range(len(codes))]
+    for tree, code in zip(trees, codes, strict=True):
+        shutil.copytree(Path(own_surface.__file__).parent, tree, ignore=shutil.ignore_patterns("__pycache__"))
+        if code is not None:
+            (tree / "custom_fn.py").write_text(code)
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(tree), json.dumps(configs)],
+        [sys.executable, "-c", COMPILE, json.dumps(configs), *map(str, trees)],
         capture_output=True, text=True, cwd=root, check=True,
     )  # fmt: skip
-    return done.stdout.strip()
+    answers = [answer.strip() for answer in done.stdout.split("TREE\n")[1:]]
+    assert len(answers) == len(codes), done.stdout
+    return answers
 
 
 CUSTOM = {"type": "gnn", "head": "custom", "gnn": {"hidden": 4, "message_fn": "custom", "aggregation": "custom"}}
@@ -129,7 +140,8 @@ def test_custom_parts_change_the_compiled_network(tmp_path: Path) -> None:
     heads = [{"type": family, family: {}} for family in ("mlp", "conv")]
     configs = [gnn, *(gnn | part for part in parts), gnn | {"head": "custom"}, CUSTOM]
     configs += [config | {"head": head} for config in heads for head in ("linear", "custom")]
-    shapes, sums = zip(*(line.rsplit(" ", 1) for line in compiled(tmp_path, GOOD, *configs).splitlines()), strict=True)
+    lines = compiled(tmp_path, [GOOD], *configs)[0].splitlines()
+    shapes, sums = zip(*(line.rsplit(" ", 1) for line in lines), strict=True)
     assert set(shapes) == {"(2, 55)"}
     assert len(set(sums[:5])) == 5 and sums[5] != sums[6] and sums[7] != sums[8]
 
@@ -162,20 +174,18 @@ def test_wrong_shape_names_actual_and_expected_shape(kind: str, sizes: tuple[int
         _smoke_test(kind, Sliced(kind, *sizes), sizes)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("+ strength", "[:, :2]"), "MessageFn returned (2, 2, 4), expected (2, 5, 4)"),
-        (("+ strength", "* float('nan')"), "not finite"),
-        (("self.mix(torch", "self.none(torch"), "fails on a small batch"),
-        (("class Head(nn.Module)", "class Heads(nn.Module)"), "has no class Head"),
-        (("return self.out(h)", "return self.out(h.detach()).detach()"), "does not propagate gradients"),
-    ],
-)
-def test_code_with_invalid_results_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    assert message in compiled(tmp_path, GOOD.replace(*change), CUSTOM)
+INVALID = {
+    "MessageFn returned (2, 2, 4), expected (2, 5, 4)": ("+ strength", "[:, :2]"),
+    "not finite": ("+ strength", "* float('nan')"),
+    "fails on a small batch": ("self.mix(torch", "self.none(torch"),
+    "has no class Head": ("class Head(nn.Module)", "class Heads(nn.Module)"),
+    "does not propagate gradients": ("return self.out(h)", "return self.out(h.detach()).detach()"),
+}
 
 
-def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    answer = compiled(tmp_path, None, CUSTOM)
-    assert answer.startswith("REFUSED") and "write class" in answer
+def test_missing_code_and_code_with_invalid_results_are_refused(tmp_path: Path) -> None:
+    changed = [GOOD.replace(*change) for change in INVALID.values()]
+    missing, *answers = compiled(tmp_path, [None, *changed], CUSTOM)
+    assert missing.startswith("REFUSED") and "write class" in missing
+    for answer, message in zip(answers, INVALID, strict=True):
+        assert answer.startswith("REFUSED") and message in answer

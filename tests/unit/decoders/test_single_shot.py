@@ -147,10 +147,10 @@ def test_models_decode_single_shots_like_batches(name: str, monkeypatch: pytest.
     """
     decoder = CheckpointDecoder.of(model_env(name), model_path(name))
     matching = decoder.problem.env.backend == "mwpm"
-    events = sample(decoder.problem, 100_000 if matching else 1_500, 5).detection_events
+    events = sample(decoder.problem, 100_000 if matching else 200, 5).detection_events
     ambiguous = decoder.decoder.select(events).detection_events[:MOST]
-    assert len(ambiguous) > 1000
-    expected, log_odds = decoder.decode(ambiguous), decoder.log_odds(ambiguous[:200])
+    assert len(ambiguous) > 1000 or not matching
+    log_odds = decoder.log_odds(ambiguous[:200])
     forward: Any = LocalForward if load_models()[name].translation_invariant else SingleShot
     if forward is LocalForward and compiled_network() is None:
         pytest.skip("no C extension; install: make install")
@@ -167,7 +167,6 @@ def test_models_decode_single_shots_like_batches(name: str, monkeypatch: pytest.
     found = np.concatenate([decoder.decode(ambiguous[i : i + 1]) for i in range(len(ambiguous))])
     assert used == len(ambiguous)
     ones = np.concatenate([decoder.log_odds(ambiguous[i : i + 1]) for i in range(200)])
-    if not matching:
-        found, expected = found[:200], decoder.decoder.inner.decode_soft(ambiguous[:200], ones)
+    expected = decoder.decode(ambiguous) if matching else decoder.decoder.inner.decode_soft(ambiguous, ones)
     assert np.array_equal(found, expected)
     assert np.abs(ones - log_odds).max() < FLOAT32

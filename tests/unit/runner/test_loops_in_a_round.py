@@ -94,13 +94,14 @@ def test_async_round_in_landlock(env_text: str, tmp_path: Path, monkeypatch: pyt
     assert metrics.status == "ok", metrics.status_reason
 
 
-@pytest.mark.parametrize("mode", ["all", "gap", "none", "last"])
+@pytest.mark.parametrize("mode", ["gap", "last"])
 def test_config_selects_which_snapshots_a_round_keeps(env_text: str, tmp_path: Path, mode: str) -> None:
+    """All modes, without a round: loops/test_minibatch.py::test_snapshot_modes."""
     settings = {"batch_size": 256, "snapshot_mode": mode, "snapshot_gap": 2, "finetune_share": 0.0}
     round_ = ran(env_text, tmp_path, "soft_priors", settings)
     assert round_.metrics.status == "ok", round_.metrics.status_reason
     names = {path.name for path in round_.layout.train_dir.glob("*.pt")}
-    itrs = {"all": range(8), "gap": (0, 1, 3, 5, 7), "none": (), "last": ()}[mode]
+    itrs = {"gap": (0, 1, 3, 5, 7), "last": ()}[mode]
     assert names == {f"training_itr_{itr}.pt" for itr in itrs}
 
 

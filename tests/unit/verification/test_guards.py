@@ -130,16 +130,16 @@ def test_as_many_predictions_may_differ_as_rounding_changes(changed: int, differ
     assert not guards.batch_independence(outputs, outputs + np.float32(1e-2), 0, (0, 0), by_rounding).passed
 
 
-@pytest.mark.parametrize("decoder", ["mwpm", "bposd"])
-def test_rounding_changes_predictions_of_bp_osd_alone(decoder: str) -> None:
+@pytest.mark.parametrize(("decoder", "n_shots"), [("mwpm", 400), ("bposd", 80)])
+def test_rounding_changes_predictions_of_bp_osd_alone(decoder: str, n_shots: int) -> None:
     prob = problem(3) if decoder == "mwpm" else Problem.from_env(bicycle(rounds=2, p=0.01))
     evaluation = CandidateEvaluation(prob, ShotStream(b"0" * 32, "0" * 64, (0, 9)), None)  # type: ignore[arg-type]
-    shots = sample(prob, 400, 1)
-    answers = np.broadcast_to(evaluation.priors, (400, len(evaluation.priors)))
+    shots = sample(prob, n_shots, 1)
+    answers = np.broadcast_to(evaluation.priors, (n_shots, len(evaluation.priors)))
     chunk = GuardChunk(shots, answers, evaluation.decoder.inner.decode_soft(shots.detection_events, answers))
     changed, compared = evaluation.count_changed_by_rounding(chunk, 1e-4)
-    assert compared == 400 and (changed == 0 if decoder == "mwpm" else changed > 10)
-    assert evaluation.count_changed_by_rounding(chunk, 0.0) == (0, 400)
+    assert compared == n_shots and (changed == 0 if decoder == "mwpm" else changed >= 3)
+    assert evaluation.count_changed_by_rounding(chunk, 0.0) == (0, n_shots)
 
 
 def test_unrepeatable_answers_trip() -> None:

@@ -268,7 +268,8 @@ def test_figures_of_texts_agree_up_to_their_last_digits(text: str) -> None:
 def test_candidate_killed_from_outside_is_no_verdict(
     honest: Verified, monkeypatch: pytest.MonkeyPatch, victim: int
 ) -> None:
-    """As by the OOM killer; the next verification of the artifact finds what the first would have found."""
+    """As by the OOM killer; nothing is left that the next verification of the artifact could read."""
+    before = {path: path.read_bytes() for path in honest.request.round.dir.parent.rglob("*") if path.is_file()}
     started: list[int] = []
     killed: list[int] = []
 
@@ -288,7 +289,10 @@ def test_candidate_killed_from_outside_is_no_verdict(
         with pytest.raises(InfrastructureError, match="the candidate process was killed"):
             verifier.run_verification(honest.request, on_event=kill)
     assert len(started) == 2 and len(killed) == 1
-    assert not report_differences(honest.report, verifier.run_verification(honest.request))
+    after = {path: path.read_bytes() for path in honest.request.round.dir.parent.rglob("*") if path.is_file()}
+    assert after == before
+    if victim:
+        assert not report_differences(honest.report, verifier.run_verification(honest.request))
 
 
 def test_processes_share_no_log_and_open_few_files(honest: Verified, monkeypatch: pytest.MonkeyPatch) -> None:

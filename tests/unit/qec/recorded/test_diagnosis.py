@@ -15,6 +15,7 @@ from autoqec.errors import UsageError
 from autoqec.qec.backends import Mwpm
 from autoqec.qec.error_stream import ErrorStream
 from autoqec.qec.problem import Problem, error_model
+from autoqec.qec.recorded import diagnosis as diagnosis_module
 from autoqec.qec.recorded.check import check_blocks
 from autoqec.qec.recorded.diagnosis import (
     CHECKED_EVENTS,
@@ -26,7 +27,13 @@ from autoqec.qec.recorded.diagnosis import (
 )
 from autoqec.qec.recorded.observables import diagnose_observables
 from autoqec.qec.recorded.shots import RecordedShots
-from autoqec.qec.recorded.statistics import ModelStatistics, count_events, model_statistics, statistics_of_first
+from autoqec.qec.recorded.statistics import (
+    MAX_PAIR_DETECTORS,
+    ModelStatistics,
+    count_events,
+    model_statistics,
+    statistics_of_first,
+)
 from autoqec.qec.sampling import LabelledSampler, Shots, sample
 from tests.support.envs import problem, surface
 from tests.support.planted import DEVICES, SHOTS, device, planted
@@ -121,9 +128,13 @@ def test_statistics_of_the_first_detectors_need_no_matrix_of_all_errors(n_detect
     assert np.allclose(found.fractions, expected.fractions) and np.allclose(found.correlations, expected.correlations)
 
 
-def test_experiments_too_long_to_count_all_detectors_are_checked_by_their_first_ones() -> None:
-    model = Problem.from_env(surface(3, rounds=2700))
-    assert MIN_SHOTS * model.n_detectors > CHECKED_EVENTS
+def test_experiments_too_long_to_count_all_detectors_are_checked_by_their_first_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a lower bound, which 340 rounds exceed as 2700 rounds exceed that of the package."""
+    monkeypatch.setattr(diagnosis_module, "CHECKED_EVENTS", CHECKED_EVENTS // 8)
+    model = Problem.from_env(surface(3, rounds=340))
+    assert MIN_SHOTS * model.n_detectors > CHECKED_EVENTS // 8 and model.n_detectors > MAX_PAIR_DETECTORS
     width = model.n_detectors // 8
     for drawn, names in ((model, []), (Problem.from_env(surface(5, rounds=4)), ["wrong_model"])):
         n = 400 * -(-model.n_detectors // drawn.n_detectors)
