@@ -166,10 +166,8 @@ def slurm(directory: Path, *, cores: int = 0, memory_mb: int = 4000) -> Iterator
         _until(lambda: "idle" in _quietly(cluster, "sinfo", "--noheader", "--format=%T"), directory)
         yield cluster
     finally:
-        for number, state in (cluster.jobs() if len(daemons) == 3 else {}).items():
-            if state in ("RUNNING", "PENDING", "COMPLETING"):
-                _quietly(cluster, "scancel", "--signal=KILL", "--full", number)
-                _quietly(cluster, "scancel", number)
+        if len(daemons) == 3:
+            _cancel_jobs(cluster)
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in daemons:
@@ -178,6 +176,19 @@ def slurm(directory: Path, *, cores: int = 0, memory_mb: int = 4000) -> Iterator
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+
+
+def _cancel_jobs(cluster: Cluster) -> None:
+    """Cancel all jobs and wait for their end: a process of SLURM that cannot report it would never end."""
+    deadline, cancelled = time.monotonic() + PATIENCE_S, set[str]()
+    while active := {n for n, state in cluster.jobs().items() if state in ("RUNNING", "PENDING", "COMPLETING")}:
+        for number in active - cancelled:
+            _quietly(cluster, "scancel", "--signal=KILL", "--full", number)
+            _quietly(cluster, "scancel", number)
+        cancelled |= active
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.2)
 
 
 def _quietly(cluster: Cluster, *argv: str) -> str:

@@ -211,8 +211,7 @@ class SlurmExecutor:
     def _free_slots(self) -> int:
         jobs = {*self._unfinished(), *self.shared}
         # The oldest round is awaited, and jobs of later ones, which SLURM is not asked for, may have ended.
-        waited_s = time.monotonic() - self._ready_since
-        is_awaited = bool(self.ready) and self.ready[0] is self.active[0] and waited_s >= self.poll_slurm_s
+        is_awaited = bool(self.ready) and time.monotonic() - self.ready[0].awaited_since >= self.poll_slurm_s
         return max(self.slots - len(jobs), int(is_awaited))
 
     def _find_jobs_of_ready(self) -> bool:

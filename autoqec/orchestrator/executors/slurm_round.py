@@ -67,6 +67,7 @@ class SlurmRoundFuture:
 
     Attributes:
         complete: Whether `look` found the round complete.
+        awaited_since: When the run began to wait for the round, by the monotonic clock; infinity before.
     """
 
     def __init__(self, executor: RoundJobs, order: JobOrder, on_event: OnEvent) -> None:
@@ -74,7 +75,7 @@ class SlurmRoundFuture:
         self.layout = RoundLayout(Path(order.config.round_dir), order.config.round_idx)
         self.refusal: UsageError | None = None
         self.may_have_job = self.complete = self._begun = False
-        self._last_query, self._awaited_since = float("-inf"), float("inf")
+        self._last_query, self.awaited_since = float("-inf"), float("inf")
         self._last_event: JobReported | None = None
         self._events: EventForwarder | None = None
 
@@ -111,7 +112,7 @@ class SlurmRoundFuture:
         """
         executor = self.executor
         executor.flush()
-        self._awaited_since = min(self._awaited_since, time.monotonic())
+        self.awaited_since = min(self.awaited_since, time.monotonic())
         while (metrics := self._finished_metrics()) is None:
             executor.while_waiting()
             if self.refusal is not None:
@@ -131,7 +132,7 @@ class SlurmRoundFuture:
 
     def _is_query_due(self) -> bool:
         # A job that was given a further round was running then.
-        last = self._last_query if self.order.position == 0 else max(self._last_query, self._awaited_since)
+        last = self._last_query if self.order.position == 0 else max(self._last_query, self.awaited_since)
         return time.monotonic() - last >= self.executor.poll_slurm_s
 
     def _require_wanted(self) -> None:

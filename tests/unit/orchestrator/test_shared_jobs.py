@@ -323,16 +323,14 @@ def test_round_that_is_given_to_a_lost_job_is_measured_by_another(tmp_path: Path
     assert jobs_of(run, rows)[:3] == ["1", "1", "2"]
 
 
-def test_requeued_job_leaves_finished_rounds_as_they_are(
-    tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requeued_job_leaves_finished_rounds_as_they_are(tmp_path: Path, fake: Cluster) -> None:
     """The list of further rounds begins again; round 1 is recorded and has no worktree any more."""
-    monkeypatch.setattr(shared_jobs, "IDLE_MIN_S", 1.0)
-    monkeypatch.setattr(shared_jobs, "IDLE_SHARE", 0.0)
     with new_run(tmp_path) as run:
         run_rounds(run, 4, executor=blocked_job(run, 3, lambda number: fake.lose(number, "PENDING"), given=4))
         rows = run.memory.history.rows()
+        order = job.read_order(run.layout.round(4))
     assert statuses(rows) == [(number, "ok") for number in range(1, 5)] and set(jobs_of(run, rows)) == {"1"}
+    assert order is not None and FurtherRounds(Path(str(order.further_rounds))).add(order.position + 1, END) == END
     until(lambda: fake.jobs() == {"1": "COMPLETED"})
     assert not any((tmp_path / "workspace" / ".worktrees").iterdir()), "that of round 1 was not made again"
 
