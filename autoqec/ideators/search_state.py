@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
@@ -185,19 +186,19 @@ def with_expected_labels(config: Config) -> Config:
 
 
 class _TriedConfig:
-    """What follows from the config of a row, computed when it is needed."""
+    """What follows from a config that was tried, computed when it is needed."""
 
-    def __init__(self, row: RoundRow) -> None:
-        self.row = row
+    def __init__(self, config: Config | None) -> None:
+        self._config = config
         self._recipes: dict[bool, str] = {}
 
     @cached_property
     def digest(self) -> str | None:
-        return space.digest(self.row["dsl_config"]) if self.row["dsl_config"] else None
+        return space.digest(self._config) if self._config else None
 
     @cached_property
     def dsl(self) -> PredecoderDSL:
-        return parse_dsl(self.row["dsl_config"])
+        return parse_dsl(self._config)
 
     def recipe(self, *, finetunes: bool) -> str:
         if finetunes not in self._recipes:
@@ -205,23 +206,29 @@ class _TriedConfig:
         return self._recipes[finetunes]
 
 
-_REMEMBERED: dict[int, _TriedConfig] = {}  # by the identity of the row, which the value keeps alive
+_REMEMBERED: dict[int, tuple[RoundRow, _TriedConfig]] = {}  # by the identity of the row, which the value keeps alive
 
 
 def _tried(row: RoundRow) -> _TriedConfig:
-    """Return what follows from the config of a row; only once for a recorded round, whose row is immutable and shared.
+    """Return what follows from the config of a row, which is remembered.
 
-    Every proposal reads all rows: their configs would be parsed twice per round of the run.
+    Every proposal reads all rows: their configs would be parsed twice per round of the run. The row of a recorded round
+    is immutable and shared; that of a pending one is new in each view.
     """
     shared: object = row
     if not isinstance(shared, RoundSummary):
-        return _TriedConfig(row)
+        return _tried_text(json.dumps(row["dsl_config"], sort_keys=True))
     found = _REMEMBERED.get(id(row))
     if found is None:
         if len(_REMEMBERED) >= MAX_REMEMBERED:
             _REMEMBERED.clear()
-        found = _REMEMBERED[id(row)] = _TriedConfig(row)
-    return found
+        found = _REMEMBERED[id(row)] = (row, _TriedConfig(row["dsl_config"]))
+    return found[1]
+
+
+@lru_cache(maxsize=1024)
+def _tried_text(text: str) -> _TriedConfig:
+    return _TriedConfig(json.loads(text))
 
 
 def _recipe(dsl: PredecoderDSL, *, finetunes: bool) -> str:
