@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import tracemalloc
 from collections.abc import Callable
@@ -256,6 +257,25 @@ def test_other_versions_do_not_switch_the_comparison_of_texts_off(name: str, hon
     forge(values)
     differences = report_differences(VerifyReport.read(values), honest.report)
     assert len(differences) == 1 and differences[0].startswith(expected), differences
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differs"),
+    [
+        (r"priors alone fix \d+ and break \d+", "priors alone fix 3 and break 2", False),
+        (r"log-odds fix \d+", "log-odds fix 100000", True),
+        (r"^\d+ shots", "1 shots", True),
+    ],
+)
+def test_choice_between_equal_matchings_is_no_difference(old: str, new: str, differs: bool, honest: Verified) -> None:
+    """Under the priors many shots have several matchings of minimum weight; whether the guard passed is compared."""
+    values = json.loads(honest.request.round.report_json.read_bytes())
+    (guard,) = (guard for guard in values["guards"] if guard["name"] == "ablation")
+    guard["evidence"], n_changed = re.subn(old, new, guard["evidence"])
+    assert n_changed == 1
+    assert bool(report_differences(VerifyReport.read(values), honest.report)) is differs
+    guard["passed"] = False
+    assert report_differences(VerifyReport.read(values), honest.report)
 
 
 @pytest.mark.parametrize("text", ["at chance 0.1234", "by chance 0.1134", "by chance 1,234 and 5"])
