@@ -14,18 +14,22 @@ TREE, SUBMODULE = "40000", "160000"
 _ABSENT: Entry = ("000000", "0" * 40)
 
 
-def parse_tree_object(data: bytes) -> dict[str, Entry]:
-    """Return the entries of a tree object. Raises GitError if it is damaged."""
-    entries, at = dict[str, Entry](), 0
+def raw_entries(data: bytes) -> Iterator[tuple[bytes, Entry]]:
+    """Yield name and entry of each line of a tree object, in its order. Raises GitError if it is damaged."""
+    at = 0
     while at < len(data):
         end = data.find(b"\0", at)
         mode, _, name = data[at:end].partition(b" ")
         oid = data[end + 1 : end + 21]
         if end < 0 or len(oid) != 20:
             raise GitError("a directory of a commit is damaged")
-        entries[text(name)] = mode.decode("ascii", "replace").lstrip("0"), oid.hex()
+        yield name, (mode.decode("ascii", "replace").lstrip("0"), oid.hex())
         at = end + 21
-    return entries
+
+
+def parse_tree_object(data: bytes) -> dict[str, Entry]:
+    """Return the entries of a tree object. Raises GitError if it is damaged."""
+    return {text(name): entry for name, entry in raw_entries(data)}
 
 
 def format_tree_object(entries: Tree) -> bytes:
