@@ -267,6 +267,7 @@ class SlurmExecutor:
         from autoqec.verification import verifier
 
         self.flush()
+        self.shared.end_idle(self._unfinished())  # the job of the verification may need their place
         options = fill_job_options(self.options, request.profile)
         python = self.python(request.round.dir, options)
         in_job = SlurmVerification(

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.events import ignore
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.job import FurtherRound, JobOrder
+from autoqec.contracts.profiles import profile_of
 from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
 from autoqec.orchestrator.executors import shared_jobs, slurm, slurm_round
 from autoqec.orchestrator.executors.shared_jobs import RoundDuration, idle_s, shared_options
@@ -26,6 +28,7 @@ from autoqec.runner import job
 from autoqec.store import run_control
 from autoqec.store.further_rounds import END, FurtherRounds
 from autoqec.system import slurm as slurm_commands
+from autoqec.verification import verifier
 from tests.crash import canned, driver
 from tests.crash.starts import ENV
 from tests.support import job_worker
@@ -427,6 +430,22 @@ def test_list_of_an_idle_job_that_does_not_end_it_is_ended(
         for _ in range(2):
             cluster.shared.look({})
     assert listed(run, order, 1) == END and cluster._free_slots() == 1
+
+
+def test_verification_does_not_wait_for_a_job_without_a_round(
+    tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM may have no place for its job beside one that waits for a tenth of `--batch-below`."""
+    lists: list[FurtherRound | None] = []
+    with new_run(tmp_path) as run:
+        cluster = executor(run, 500.0, predict_s=lambda: 200.0)
+        run_rounds(run, 1, executor=cluster)
+        order = job.read_order(run.layout.round(1))
+        assert order is not None and listed(run, order, 1) is None
+        monkeypatch.setattr(verifier, "verify", lambda *_, **__: lists.append(listed(run, order, 1)))
+        candidate = SimpleNamespace(profile=profile_of("smoke"), round=SimpleNamespace(dir=run.layout.round(1).dir))
+        cluster.verify(candidate, ignore)  # type: ignore[arg-type]
+    assert lists == [END]
 
 
 @pytest.mark.parametrize(
