@@ -115,6 +115,7 @@ def run_rounds(
             pending.extend(_resume_cluster_rounds(run, executor, emit))
             stop = partial(_stop_reason, run, limits, clock, interrupts)
             stop_reason = _run_until(stop, run, pending, recorded, executor, emit)
+            executor.release()
         except JobsLeftError:
             stop_reason = "interrupted; the next start continues the rounds in jobs of the cluster"
         except KeyboardInterrupt:

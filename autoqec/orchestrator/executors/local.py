@@ -65,6 +65,10 @@ class Executor(Protocol):
         """Verify a candidate, write its report and return it; raises what `verifier.verify` raises."""
         ...
 
+    def release(self) -> None:
+        """Give up what is held for further rounds, since none follows; `submit` acquires it again."""
+        ...
+
 
 def run_round(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
     """Measure a round in a child of this process. Thread-safe: it only uses the files of the round."""
@@ -108,6 +112,9 @@ class SerialExecutor:
         return _LazyFuture(lambda: self._measure(config, on_event))
 
     verify = staticmethod(verify_here)
+
+    def release(self) -> None:
+        """Do nothing: a round holds nothing once it is measured."""
 
 
 class _ThreadFuture:
@@ -168,6 +175,9 @@ class ParallelExecutor:
         return _ThreadFuture(lambda: self._run_when_free(config, on_event))
 
     verify = staticmethod(verify_here)
+
+    def release(self) -> None:
+        """Do nothing: a slot is free once its round is measured."""
 
     def _run_when_free(self, config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
         try:

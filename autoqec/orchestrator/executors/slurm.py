@@ -267,7 +267,7 @@ class SlurmExecutor:
         from autoqec.verification import verifier
 
         self.flush()
-        self.shared.end_idle(self._unfinished())  # the job of the verification may need their place
+        self.release()  # the job of the verification may need the place of a job that waits for a round
         options = fill_job_options(self.options, request.profile)
         python = self.python(request.round.dir, options)
         in_job = SlurmVerification(
@@ -280,6 +280,10 @@ class SlurmExecutor:
             keeps_jobs=self.leave is not None,
         )
         return verifier.verify(request, on_event=on_event, measure=in_job)
+
+    def release(self) -> None:
+        """End the shared jobs that have no round."""
+        self.shared.end_idle(self._unfinished())
 
     def python(self, round_dir: Path, options: Mapping[str, str]) -> str | None:
         """Return the command of the Python in the container; None without one.

@@ -424,12 +424,23 @@ def test_list_of_an_idle_job_that_does_not_end_it_is_ended(
     monkeypatch.setattr(shared_jobs, "IDLE_LAG_S", -3600.0)
     with new_run(tmp_path) as run:
         cluster = executor(run, 500.0, predict_s=lambda: 200.0)
+        monkeypatch.setattr(cluster, "release", lambda: None)
         run_rounds(run, 1, executor=cluster)
         order = job.read_order(run.layout.round(1))
         assert order is not None and listed(run, order, 1) is None and cluster._free_slots() == 0
         for _ in range(2):
             cluster.shared.look({})
     assert listed(run, order, 1) == END and cluster._free_slots() == 1
+
+
+def test_jobs_without_a_round_end_with_the_run(tmp_path: Path, fake: Cluster) -> None:
+    """They would keep their slots for a tenth of `--batch-below`."""
+    with new_run(tmp_path) as run:
+        run_rounds(run, 3, executor=executor(run, 500.0, slots=2, predict_s=lambda: 200.0))
+        firsts = [order for number in (1, 2, 3) if (order := job.read_order(run.layout.round(number))) is not None]
+        lists = {str(order.further_rounds): order for order in firsts}
+        ends = [FurtherRounds(Path(place)) for place in lists]
+    assert [any(each.read(index) == END for index in (1, 2, 3)) for each in ends] == [True] * len(ends) and ends
 
 
 def test_verification_does_not_wait_for_a_job_without_a_round(
@@ -439,7 +450,9 @@ def test_verification_does_not_wait_for_a_job_without_a_round(
     lists: list[FurtherRound | None] = []
     with new_run(tmp_path) as run:
         cluster = executor(run, 500.0, predict_s=lambda: 200.0)
-        run_rounds(run, 1, executor=cluster)
+        with monkeypatch.context() as unreleased:
+            unreleased.setattr(cluster, "release", lambda: None)
+            run_rounds(run, 1, executor=cluster)
         order = job.read_order(run.layout.round(1))
         assert order is not None and listed(run, order, 1) is None
         monkeypatch.setattr(verifier, "verify", lambda *_, **__: lists.append(listed(run, order, 1)))
