@@ -145,13 +145,18 @@ class SlurmExecutor:
             config=config,
         )
         future = SlurmRoundFuture(self, order, on_event)
+        others_are_ready = bool(self.ready)
         self.active.append(future)
         self._add_ready(future)
+        if others_are_ready:  # they are given first; a round that is killed before it has an order is proposed again
+            future.write()
+            failpoint("job_ordered")
         if self.stop_reason() is None:
             self._give_to_running_jobs()
         if future in self.ready:
-            future.write()
-            failpoint("job_ordered")
+            if not others_are_ready:
+                future.write()
+                failpoint("job_ordered")
             # The others that are proposed soon will be elements of the same array, unless there is no slot for them.
             if time.monotonic() - self._ready_since >= ARRAY_WAIT_S or 0 < self._free_slots() <= len(self.ready):
                 self.flush()

@@ -599,6 +599,37 @@ def test_kill_between_order_and_job_makes_one_job(
     assert set(jobs_of(run, rows)) == {"1"} and len(fake.jobs()) == 1
 
 
+def test_kill_while_an_earlier_round_is_given_keeps_the_new_one(
+    tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 2 is ready until round 3 is proposed, when the job has begun."""
+
+    def kill(name: str) -> None:
+        if name == "job_entry_added":
+            raise OrchestratorKilled
+
+    run = new_run(tmp_path)
+    cluster = executor(run, 500.0, predict_s=lambda: 200.0)
+    give, given = cluster.shared.give, list[int]()
+
+    def give_later(ready: Any, unfinished: Any) -> Any:
+        given.append(len(ready))
+        if len(ready) < 2:
+            return []
+        until(lambda: job.claiming_job_id(run.layout.round(1)) is not None)
+        cluster.shared.look(unfinished)
+        return give(ready, unfinished)
+
+    monkeypatch.setattr(cluster.shared, "give", give_later)
+    monkeypatch.setattr(type(cluster), "capacity", property(lambda self: 3))
+    with monkeypatch.context() as patched:
+        patched.setattr(shared_jobs, "failpoint", kill)
+        killed(run, cluster, 3)
+    assert max(given) == 2
+    rows = resumed(run, 3)
+    assert statuses(rows) == [(1, "ok"), (2, "ok"), (3, "ok")]
+
+
 def test_round_of_a_list_that_was_ended_meanwhile_has_another_job(
     tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -694,18 +725,21 @@ def test_second_interrupt_asks_a_silent_slurm_once_and_the_run_can_be_resumed(
 
 
 def test_stop_request_rejects_the_rounds_that_wait_for_a_job(tmp_path: Path, fake: Cluster) -> None:
-    """Rounds that a job has or is given are completed; with two slots one further round waits."""
-    fake.change(cpus=1)  # so that the second job does not start
+    """Rounds that a job has or is given are completed; two jobs have four, and one further round waits."""
     with new_run(tmp_path) as run:
-
-        def stop(number: str) -> None:
-            run_control.request_stop(run.layout)
-            fake.change(cpus=2)
-
-        cluster = blocked_job(run, 1, stop, given=3, slots=2)
+        cluster = executor(run, 500.0, slots=2, predict_s=lambda: 200.0)
         cluster.stop_reason = partial(stop_of_waiting, run, Budget(), Clock(), InterruptHandler())
-        outcome = run_rounds(run, 9, executor=cluster)
+        blocks = [job_worker.blocker(run.layout.root, number) for number in (1, 2)]
+        for block in blocks:
+            block.touch()
+
+        def act() -> None:
+            if blocks[0].exists() and is_next(run, 3) and is_next(run, 4) and cluster.ready:
+                run_control.request_stop(run.layout)
+                for block in blocks:
+                    block.unlink()
+
+        outcome = run_rounds(run, 9, executor=when_waiting(cluster, act))
         rows = run.memory.history.rows()
-    assert statuses(rows)[:3] == [(1, "ok"), (2, "ok"), (3, "ok")] and len(rows) > 3
-    assert {row.status for row in rows[3:]} == {"orphaned_branch"}
+    assert statuses(rows) == [(1, "ok"), (2, "ok"), (3, "ok"), (4, "ok"), (5, "orphaned_branch")]
     assert run_control.STOPPED in str(rows[-1].status_reason) and outcome.stop_reason == run_control.STOPPED
