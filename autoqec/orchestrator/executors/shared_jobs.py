@@ -226,7 +226,11 @@ class SharedJobs:
     def end_idle(self, unfinished: Mapping[JobKey, Sequence[SlurmRoundFuture]]) -> None:
         """End the jobs that have no round, so that a job for other rounds can have their slots."""
         for key, shared in [*self._jobs.items()]:
-            if key not in unfinished and shared.job_id is not None:
+            if key in unfinished:
+                continue
+            if shared.job_id is None:
+                shared.look_at_start(self._jobs.values())
+            if shared.job_id is not None:
                 shared.end()
                 self.forget(key)
 
