@@ -582,7 +582,7 @@ POINTS = ("job_ordered", "job_queued", "job_numbered", "job_entry_ordered", "job
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_kill_between_order_and_job_makes_one_job(
+def test_kill_between_order_and_job_loses_no_round(
     tmp_path: Path, fake: Cluster, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     def kill(name: str) -> None:
