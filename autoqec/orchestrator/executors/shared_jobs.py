@@ -213,6 +213,7 @@ class SharedJobs:
     ) -> list[SlurmRoundFuture]:
         """Give rounds to running jobs, first to those with the fewest; return the rounds that a job has now."""
         given: list[SlurmRoundFuture] = []
+        self._look_at_starts_of_idle(unfinished)
         counts = {key: len(unfinished.get(key, ())) for key, shared in self._jobs.items() if shared.job_id is not None}
         for future in ready:
             free = [key for key, count in counts.items() if count < UNFINISHED and self._jobs[key].fits(future.order)]
@@ -225,14 +226,17 @@ class SharedJobs:
 
     def end_idle(self, unfinished: Mapping[JobKey, Sequence[SlurmRoundFuture]]) -> None:
         """End the jobs that have no round, so that a job for other rounds can have their slots."""
+        self._look_at_starts_of_idle(unfinished)
         for key, shared in [*self._jobs.items()]:
-            if key in unfinished:
-                continue
-            if shared.job_id is None:
-                shared.look_at_start(self._jobs.values())
-            if shared.job_id is not None:
+            if key not in unfinished and shared.job_id is not None:
                 shared.end()
                 self.forget(key)
+
+    def _look_at_starts_of_idle(self, unfinished: Mapping[JobKey, Sequence[SlurmRoundFuture]]) -> None:
+        """Note the jobs that have begun and ended a round since the last look."""
+        for key, shared in self._jobs.items():
+            if key not in unfinished and shared.job_id is None:
+                shared.look_at_start(self._jobs.values())
 
 
 class RoundDuration:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 MAX_ARRAY = 500  # elements; clusters allow 1,001 unless configured otherwise
 ARRAY_WAIT_S = 2.0  # that the first of several rounds waits for the proposals of further ones
+AWAITED_S = 5.0  # after which the oldest round has a job of its own, although jobs of later ones seem to run
 POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # SLURM less often, since all users share its controller
 LOOK_EVERY_S = 0.25  # at most: each look opens a few files of every job
 SUBMIT_EVERY_S = 1.0  # at least, while the run waits: rounds for slots that get free within a second share an array
@@ -216,7 +217,7 @@ class SlurmExecutor:
     def _free_slots(self) -> int:
         jobs = {*self._unfinished(), *self.shared}
         # The oldest round is awaited, and jobs of later ones, which SLURM is not asked for, may have ended.
-        is_awaited = bool(self.ready) and time.monotonic() - self.ready[0].awaited_since >= self.poll_slurm_s
+        is_awaited = bool(self.ready) and time.monotonic() - self.ready[0].awaited_since >= AWAITED_S
         return max(self.slots - len(jobs), int(is_awaited))
 
     def _find_jobs_of_ready(self) -> bool:

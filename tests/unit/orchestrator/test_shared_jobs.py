@@ -61,7 +61,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         monkeypatch.setenv(name, value)
     canned.install(monkeypatch.setattr)
     monkeypatch.setattr(job, "work_rounds", job_worker.work_rounds)
-    monkeypatch.setattr(slurm, "ARRAY_WAIT_S", 600.0)  # rounds are ready together however slow the machine is
+    # However slow the machine is, rounds are ready together and wait for the jobs that run.
+    monkeypatch.setattr(slurm, "ARRAY_WAIT_S", 600.0)
+    monkeypatch.setattr(slurm, "AWAITED_S", 600.0)
     yield cluster
     for number, state in cluster.jobs().items():
         if state in ("PENDING", "RUNNING"):
