@@ -115,8 +115,9 @@ def count(model: Predecoder, n_detectors: int, *, full_shot_only: bool = False) 
         n_detectors: Number of detectors.
         full_shot_only: Count that of a full shot alone, in a third of the time; exact for modules of this package.
     """
-    was_training = model.training
+    was_training, threads = model.training, torch.get_num_threads()
     model.eval()
+    torch.set_num_threads(1)  # threads would wait for each other longer than they compute, above all on a busy machine
     shots = [torch.ones(n_detectors)]
     if not full_shot_only:
         shots += [torch.zeros(n_detectors), (torch.arange(n_detectors) % 3 == 0).float()]
@@ -124,6 +125,7 @@ def count(model: Predecoder, n_detectors: int, *, full_shot_only: bool = False) 
         flops = [_shot_flops(model, shot[None]) for shot in shots]
     finally:
         model.train(was_training)
+        torch.set_num_threads(threads)
     stored = sum(value.numel() for value in model.state_dict().values())
     return ModelCost(n_params=stored, flops_per_syndrome=max(flops))
 

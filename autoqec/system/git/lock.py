@@ -65,11 +65,12 @@ def _recorded_writer(common: Path, fd: int) -> Iterator[None]:
     """Keep the record of this writer in the file until every git that it started has removed its lock files."""
     path = common / "autoqec.lock"
     with storage_errors(path):
-        earlier = set(_lock_files(common))
         record = _writer_record()
         os.pwrite(fd, record, 0)
         os.ftruncate(fd, len(record))
         os.fdatasync(fd)  # a power cut must not take the record and leave git's locks
+        # Those of others that are not older than the record, as far as the clock of the file system can tell.
+        earlier = set(_lock_files(common, os.fstat(fd).st_mtime_ns))
     yield
     if left := [path for path in _leftover_locks(common, fd) if path not in earlier]:
         # git does not report a lock file that it could not remove. As an error it keeps the record of this writer,
