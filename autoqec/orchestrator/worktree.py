@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -51,6 +51,8 @@ def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str],
             raise RoundError("compile_error", f"edit of `{edit.path}` rejected: {problem}")
     if tips:
         repo.merge_tree([planned.base_sha, *tips])
+    elif edits.edits and (sha := _create_with_edits(repo, path, planned, edits, trailers)) is not None:
+        return sha
     repo.worktree_add(path, planned.branch, planned.base_sha)
     failpoint("branched")
     base = repo.merge(path, tips, edits.commit_message, trailers) if tips else planned.base_sha
@@ -62,9 +64,21 @@ def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str],
         atomic.write_text(target, edit.text)
     failpoint("edited")
     names = [f"{EDITABLE_MODULES}/{edit.path}" for edit in edits.edits] or [EDITABLE_MODULES]
-    sha = repo.commit(path, names, edits.commit_message, trailers, head=base, is_fresh=True)
+    sha = repo.commit(path, names, edits.commit_message, trailers, head=base)
     failpoint("coded")
     check_commit(repo, base, sha)
+    return sha
+
+
+def _create_with_edits(
+    repo: Repo, path: Path, planned: Planned, edits: CoderResponse, trailers: Mapping[str, str]
+) -> str | None:
+    """Create branch and worktree at the commit of the edits; None if git has to decide what is committed."""
+    files = {f"{EDITABLE_MODULES}/{edit.path}": edit.text.encode() for edit in edits.edits}
+    sha = repo.worktree_add_commit(path, planned.branch, planned.base_sha, files, edits.commit_message, trailers)
+    if sha is not None:
+        failpoint("coded")
+        check_commit(repo, planned.base_sha, sha)
     return sha
 
 
@@ -107,7 +121,9 @@ def _size_problem(size: int) -> str | None:
     return f"it has {size} bytes, at most {MAX_FILE_BYTES} are allowed" if size > MAX_FILE_BYTES else None
 
 
-def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: str | None = None) -> str:
+def commit_pointer(
+    repo: Repo, layout: RunLayout, planned: Planned, code_sha: str | None = None, *, refresh_index: bool = True
+) -> str:
     """Commit the pointer that the Runner wrote.
 
     Args:
@@ -115,19 +131,21 @@ def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: st
         layout: The run.
         planned: The plan of the attempt.
         code_sha: The code commit; a branch that was deleted during the measurement is restored there first.
+        refresh_index: As of `Repo.commit`.
 
     Returns:
         The new tip of the branch.
     """
     name, ref = pointer_on_branch(planned.round), f"refs/heads/{planned.branch}"
     message, trailers = f"Pointer of round {planned.round}", {TRAILER: planned.round_attempt_id}
+    place = layout.worktree(planned.branch)
     try:
-        return repo.commit(layout.worktree(planned.branch), [name], message, trailers, head=code_sha)
+        return repo.commit(place, [name], message, trailers, head=code_sha, refresh_index=refresh_index)
     except UsageError:
         if code_sha is None or repo.rev_parse(ref) is not None:
             raise
     repo.update_refs([RefUpdate(ref, code_sha, None)])
-    return repo.commit(layout.worktree(planned.branch), [name], message, trailers)
+    return repo.commit(place, [name], message, trailers, refresh_index=refresh_index)
 
 
 def recommit_pointer(repo: Repo, layout: RunLayout, planned: Planned, branch: str | None = None) -> None:

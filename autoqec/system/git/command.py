@@ -94,7 +94,9 @@ def execute(
         return process.returncode, out, errors.read().decode("utf-8", "surrogateescape")
 
 
-def start(cwd: Path, arguments: Sequence[str], *, env: Mapping[str, str]) -> Git.AutoInterrupt:
+def start(
+    cwd: Path, arguments: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int] = ()
+) -> Git.AutoInterrupt:
     """Start one git that answers requests on its stdin until it is closed; its environment is that of `execute`.
 
     Raises:
@@ -113,6 +115,7 @@ def start(cwd: Path, arguments: Sequence[str], *, env: Mapping[str, str]) -> Git
                 istream=subprocess.PIPE,
                 as_process=True,
                 start_new_session=True,
+                pass_fds=tuple(pass_fds),
             )
         except OSError as error:
             raise _cannot_start(program) from error

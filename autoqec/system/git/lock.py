@@ -1,7 +1,7 @@
 """The lock around everything that writes refs or worktrees, and the removal of git's lock files after a crash.
 
 The lock is an flock on `autoqec.lock` in the common git directory. git inherits the descriptor: if this process is
-killed, the next writer waits until the git that it started has ended too. While a writer works, the file names its
+killed, the next writer waits until every git that it started has ended too. While a writer works, the file names its
 host, boot and PID namespace. A later writer that finds this record knows that one died, and which of git's lock files
 can only be its own.
 """
@@ -13,10 +13,12 @@ import json
 import os
 import platform
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from autoqec.errors import StorageError
 from autoqec.system.git.parsing import GitError
@@ -29,35 +31,69 @@ _OWN_WORKTREES = ("exp-", "quarantine-")
 FileId = tuple[int, int]  # device, inode
 
 
-@contextmanager
-def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S, starts_git: bool = True) -> Iterator[int]:
-    """Hold the lock of the repository; yields the descriptor that git has to inherit.
+class RepositoryLock:
+    """The lock of a repository, for one user of it in this process; thread-safe.
+
+    The file stays open between two uses, so that a git that stays alive can inherit its descriptor.
 
     Args:
         common: The common git directory.
-        timeout_s: Seconds to wait for another process.
-        starts_git: Whether a git is started meanwhile, whose lock files need a record of this writer.
 
-    Raises:
-        GitError: Another process kept the lock for `timeout_s` seconds.
-        StorageError: The lock file cannot be written, or git left one of its own behind.
+    Attributes:
+        origin: Which open file the descriptor belongs to; it changes when the file had to be opened again.
     """
-    path = common / "autoqec.lock"
-    with storage_errors(path):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        with storage_errors(path):
-            _wait(fd, common, timeout_s)
-            _remove_stale_locks(common, fd)
-        if starts_git:
-            with _recorded_writer(common, fd):
+
+    def __init__(self, common: Path) -> None:
+        self._common, self._path = common, common / "autoqec.lock"
+        self._file: BinaryIO | None = None
+        self._threads = threading.Lock()
+        self.origin = (0, 0)  # process, number of the opening
+
+    @contextmanager
+    def hold(self, *, timeout_s: float = _TIMEOUT_S, starts_git: bool = True) -> Iterator[int]:
+        """Hold the lock; yields the descriptor that git has to inherit.
+
+        Args:
+            timeout_s: Seconds to wait for another process.
+            starts_git: Whether a git writes meanwhile, whose lock files need a record of this writer.
+
+        Raises:
+            GitError: Another process kept the lock for `timeout_s` seconds.
+            StorageError: The lock file cannot be written, or git left one of its own behind.
+        """
+        if not self._threads.acquire(timeout=timeout_s):
+            raise _held(self._path)
+        fd = None
+        try:
+            with storage_errors(self._path):
+                fd = self._locked(timeout_s)
+                _remove_stale_locks(self._common, fd)
+            if starts_git:
+                with _recorded_writer(self._common, fd):
+                    yield fd
+            else:
                 yield fd
-        else:
-            yield fd
-        with storage_errors(path):
-            os.ftruncate(fd, 0)
-    finally:
-        os.close(fd)
+            with storage_errors(self._path):
+                os.ftruncate(fd, 0)
+        finally:
+            if fd is not None:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            self._threads.release()
+
+    def _locked(self, timeout_s: float) -> int:
+        """Return the descriptor of the file that has this name now, locked."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self._file is None or self.origin[0] != os.getpid():
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+                self._file, self.origin = os.fdopen(fd, "rb", buffering=0), (os.getpid(), self.origin[1] + 1)
+            fd = self._file.fileno()
+            _wait(fd, self._path, deadline)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(self._path, follow_symlinks=False)):
+                    return fd
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            self._file = None  # the file was removed or replaced
 
 
 @contextmanager
@@ -90,17 +126,19 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StorageError(message, location=str(path), hint=hint) from error
 
 
-def _wait(fd: int, common: Path, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
+def _wait(fd: int, path: Path, deadline: float) -> None:
     while True:
         with suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         if time.monotonic() > deadline:
-            message = "another autoqec, or a git that it started, holds the repository"
-            location = str(common / "autoqec.lock")
-            raise GitError(message, location=location, hint=f"find it with `fuser -v {location}` and wait for it")
+            raise _held(path)
         time.sleep(0.02)
+
+
+def _held(path: Path) -> GitError:
+    message = "another autoqec, or a git that it started, holds the repository"
+    return GitError(message, location=str(path), hint=f"find it with `fuser -v {path}` and wait for it")
 
 
 def _writer_record() -> bytes:

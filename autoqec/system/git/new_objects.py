@@ -1,4 +1,4 @@
-"""Commits that replace whole files: their objects are computed here, and one git writes all of them.
+"""Commits that replace whole files: their objects are computed and written here.
 
 `git add`, `git write-tree` and `git commit-tree` give the same objects with three processes. Files that git may
 convert, and entries that are not regular files, are left to them.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import stat
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from autoqec.system.git.command import IDENTITY
+from autoqec.system.git.lock import storage_errors
 from autoqec.system.git.tree_objects import TREE, Entry, ReadTree, format_tree_object
 
-_KINDS = {"commit": 1, "tree": 2, "blob": 3}  # numbers of the pack format
 _MODE = "100644"
 _MAX_BYTES = 2**20
 # Attributes can make git convert line ends and keywords. Filters and encodings are refused when a run starts.
@@ -36,32 +38,57 @@ class NewObjects:
 
     def add(self, kind: str, data: bytes) -> str:
         """Add one object; return its id."""
-        oid = hashlib.sha1(f"{kind} {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
+        oid = hashlib.sha1(_header(kind, data) + data, usedforsecurity=False).hexdigest()
         self._content[oid] = kind, data
         return oid
 
-    def pack(self) -> bytes:
-        """Return all objects in the format that `git unpack-objects` reads, see gitformat-pack(5)."""
-        parts = [b"PACK", (2).to_bytes(4, "big"), len(self._content).to_bytes(4, "big")]
-        for kind, data in self._content.values():
-            parts += [_entry_header(_KINDS[kind], len(data)), zlib.compress(data, 1)]
-        body = b"".join(parts)
-        return body + hashlib.sha1(body, usedforsecurity=False).digest()
+    def write(self, objects_dir: Path) -> None:
+        """Write each object to a file of its own, as git does, unless there is one.
+
+        Raises:
+            StorageError: One cannot be written.
+        """
+        with storage_errors(objects_dir):
+            mode = stat.S_IMODE(objects_dir.stat().st_mode)  # a shared repository gives its group access here
+            for oid, (kind, data) in self._content.items():
+                path = objects_dir / oid[:2] / oid[2:]
+                for is_last_try in (False, True):
+                    try:
+                        _write_object(path, _header(kind, data) + data, mode)
+                    except FileNotFoundError:  # a prune removed the directory meanwhile
+                        if is_last_try:
+                            raise
 
     def are_loose(self, objects_dir: Path) -> bool:
         """Return whether each object has a file of its own in the object database."""
         return all((objects_dir / oid[:2] / oid[2:]).exists() for oid in self._content)
 
 
-def _entry_header(kind: int, size: int) -> bytes:
-    """Return type and size of an object: 4 bits of the size in the first byte, then 7 per byte, lowest first."""
-    data = [kind << 4 | size & 15]
-    size >>= 4
-    while size:
-        data[-1] |= 128
-        data.append(size & 127)
-        size >>= 7
-    return bytes(data)
+def _header(kind: str, data: bytes) -> bytes:
+    return f"{kind} {len(data)}\0".encode()
+
+
+def _write_object(path: Path, data: bytes, mode: int) -> None:
+    """Write and sync the file of an object, whose permissions follow those of the object database, `mode`."""
+    with suppress(FileNotFoundError):
+        os.utime(path)  # so that a prune of objects that nothing refers to keeps it
+        return
+    with suppress(FileExistsError):
+        path.parent.mkdir()
+        path.parent.chmod(mode)
+    temporary = path.with_name(f"tmp_obj_{secrets.token_hex(8)}")  # `git prune` removes what a killed process left
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444)
+    try:
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(zlib.compress(data, 1))
+            stream.flush()
+            os.fchmod(fd, mode & 0o444)
+            os.fsync(fd)
+        temporary.rename(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def read_plain_files(worktree: Path, paths: Sequence[str]) -> dict[str, bytes]:
@@ -75,7 +102,7 @@ def read_plain_files(worktree: Path, paths: Sequence[str]) -> dict[str, bytes]:
 
 def _read_plain_file(worktree: Path, path: PurePosixPath) -> bytes:
     directories = [worktree / parent for parent in path.parents if parent.parts]
-    if not str(path).isascii() or not path.parts or any(_is_foreign(directory) for directory in directories):
+    if not path.parts or any(_is_foreign(directory) for directory in directories):
         raise NotPlainError
     try:
         fd = os.open(worktree / path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -86,9 +113,14 @@ def _read_plain_file(worktree: Path, path: PurePosixPath) -> bytes:
             data = stream.read(_MAX_BYTES + 1)
     except OSError as error:
         raise NotPlainError from error
-    if len(data) > _MAX_BYTES or any(mark in data for mark in _CONVERTED):
-        raise NotPlainError
+    require_plain(str(path), data)
     return data
+
+
+def require_plain(path: str, data: bytes) -> None:
+    """Raise NotPlainError if git may store another content for a regular file."""
+    if not path.isascii() or len(data) > _MAX_BYTES or any(mark in data for mark in _CONVERTED):
+        raise NotPlainError
 
 
 def _is_foreign(directory: Path) -> bool:

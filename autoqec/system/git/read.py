@@ -140,6 +140,13 @@ class GitReader(ABC):
             raise git_error(ARGUMENTS, f"fatal: object {name} is missing", self.common)
         return found
 
+    def _blobs(self, oids: Sequence[str]) -> list[bytes]:
+        """Return the bytes of blobs."""
+        found = self.objects(oids)
+        if None in found:
+            raise git_error(ARGUMENTS, f"fatal: object {oids[found.index(None)]} is missing", self.common)
+        return [each[1] for each in found if each is not None]
+
     def _tree(self, oid: str) -> Tree:
         """Return a tree. Objects never change, so those that were read last are kept: rounds share most of them."""
         tree = self._trees.get(oid)

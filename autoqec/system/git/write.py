@@ -1,17 +1,16 @@
-"""The methods of `Repo` that write: worktrees, refs, commits and merges, all under one lock."""
+"""The methods of `Repo` that write worktrees, commits and merges, all under one lock."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from autoqec.errors import AutoqecError, StorageError
-from autoqec.system.git import new_worktree
-from autoqec.system.git.lock import repository_lock
-from autoqec.system.git.new_objects import NewObjects, NotPlainError, add_commit, read_plain_files
+from autoqec.system.git import checkout, new_worktree
+from autoqec.system.git.new_objects import NewObjects, NotPlainError, add_commit, read_plain_files, require_plain
 from autoqec.system.git.parsing import (
     GitError,
     MergeConflictError,
@@ -20,38 +19,84 @@ from autoqec.system.git.parsing import (
     format_message,
     text,
 )
-from autoqec.system.git.read import GitReader, absolute, git_error
-from autoqec.system.git.trees import check_trees, largest_checkout
+from autoqec.system.git.read import absolute, git_error
+from autoqec.system.git.tree_objects import files_below
+from autoqec.system.git.write_refs import GitRefs
 
 
-class GitWriter(GitReader):
-    """Methods of `Repo` that write."""
+class GitWriter(GitRefs):
+    """Methods of `Repo` that write worktrees and commits."""
 
     # ---- worktrees
-
-    def repair(self) -> None:
-        """Remove the lock files that a dead writer of this program left; every other call that writes does so too."""
-        with repository_lock(self.common):
-            pass
 
     def worktree_add(self, path: Path, branch: str, base: str | None) -> None:
         """Check `branch` out at `path`; created at commit `base`, or with None an existing branch."""
         path = absolute(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with repository_lock(self.common) as lock:
-            if base is not None:
-                self._update_refs([RefUpdate(f"refs/heads/{branch}", base, None)], lock)
-            if base is not None and new_worktree.is_supported(self.common, path):
-                self._check_out_new(path, branch, base, lock)
-            else:
-                self._git("worktree", "add", "-q", "--", str(path), branch, lock=lock)
+        with self._lock.hold() as lock:
+            self._add_worktree(path, branch, base, lock)
+
+    def _add_worktree(self, path: Path, branch: str, base: str | None, lock: int) -> None:
+        if base is not None:
+            self._update_refs([RefUpdate(f"refs/heads/{branch}", base, None)], lock)
+        if base is not None and new_worktree.is_supported(self.common, path):
+            self._check_out_new(path, branch, base, lock)
+        else:
+            self._git("worktree", "add", "-q", "--", str(path), branch, lock=lock)
+
+    def worktree_add_commit(
+        self,
+        path: Path,
+        branch: str,
+        base: str,
+        files: Mapping[str, bytes],
+        message: str,
+        trailers: Mapping[str, str] | None = None,
+    ) -> str | None:
+        """Do what `worktree_add`, writing files and `commit` do, without the steps in between.
+
+        Args:
+            path: Place of the worktree.
+            branch: Its new branch.
+            base: Commit on top of which the files are committed.
+            files: Content by path from the worktree's top.
+            message: Message of the commit.
+            trailers: Trailers of the message.
+
+        Returns:
+            The commit; None if git has to decide what is committed, and nothing was done.
+        """
+        path, objects = absolute(path), NewObjects()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            for name, data in files.items():
+                require_plain(name, data)
+            head = base, self.commit_info(base).tree
+            sha = add_commit(objects, self._tree, head, files, format_message(message, dict(trailers or {})))
+        except NotPlainError:
+            return None
+        with self._lock.hold() as lock:
+            objects.write(self.common / "objects")
+            try:
+                self._add_worktree(path, branch, sha, lock)
+            except PrunedObjectError:
+                objects.write(self.common / "objects")
+                self._add_worktree(path, branch, sha, lock)
+            if not objects.are_loose(self.common / "objects"):  # packed meanwhile, or removed by a prune
+                objects.write(self.common / "objects")
+        return sha
 
     def _check_out_new(self, path: Path, branch: str, sha: str, lock: int) -> None:
-        """Do what `git worktree add` does, with one process instead of three; if it fails, nothing is left."""
+        """Do what `git worktree add` does with three processes; if it fails, nothing is left."""
         admin = self.common / "worktrees" / path.name
         try:
             new_worktree.register(self.common, path, branch)
-            self._git("read-tree", "--reset", "-u", "--end-of-options", sha, worktree=path, lock=lock)
+            files = files_below(self._tree, self._object(f"{sha}^{{tree}}")[0], "")
+            entries = [*islice(files, checkout.MAX_FILES + 1)]
+            if checkout.is_plain(self.common, entries):
+                checkout.write(path, admin, entries, self._blobs([entry.oid for entry in entries]))
+            else:
+                self._git("read-tree", "--reset", "-u", "--end-of-options", sha, worktree=path, lock=lock)
             new_worktree.complete(admin)
         except AutoqecError:
             for left in (path, admin):
@@ -69,7 +114,7 @@ class GitWriter(GitReader):
         ]
         if moved:
             # git repairs all but those whose creation or removal was interrupted
-            with repository_lock(self.common) as lock, suppress(GitError):
+            with self._lock.hold() as lock, suppress(GitError):
                 self._git("worktree", "repair", *map(str, moved), lock=lock)
 
     def worktree_remove(self, path: Path) -> None:
@@ -78,7 +123,7 @@ class GitWriter(GitReader):
         A record of the same name whose place is gone counts as this checkout's: the repository was moved.
         """
         path = absolute(path)
-        with repository_lock(self.common, starts_git=False):
+        with self._lock.hold(starts_git=False):
             for found in self.worktrees(path.name):
                 if found.path == path or (found.path.name == path.name and not found.path.exists()):
                     _rmtree(path)
@@ -93,7 +138,7 @@ class GitWriter(GitReader):
         """
         under = absolute(under or self.root / ".worktrees")
         removed = []
-        with repository_lock(self.common, starts_git=False):
+        with self._lock.hold(starts_git=False):
             paths_by_admin = {entry.admin: entry.path for entry in self.worktrees()}
             for admin in sorted(self.common.glob("worktrees/*")):
                 path = paths_by_admin.get(admin)
@@ -105,36 +150,12 @@ class GitWriter(GitReader):
 
     def uncommitted_patch(self, worktree: Path) -> bytes:
         """Return what a worktree holds beyond HEAD as a binary patch, new files included; b"" for nothing."""
-        with repository_lock(self.common) as lock:
+        with self._lock.hold() as lock:
             self._git("add", "-A", "-f", "--", ".", worktree=worktree, lock=lock)
             diff_options = ["--cached", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"]
             return self._git("diff-index", "-p", *diff_options, "HEAD", "--", worktree=worktree)
 
     # ---- refs and commits
-
-    def update_refs(self, updates: Sequence[RefUpdate]) -> None:
-        """Update all refs or none. A rename is one transaction: delete the old name, create the new one."""
-        with repository_lock(self.common) as lock:
-            self._update_refs(updates, lock)
-
-    def _update_refs(self, updates: Sequence[RefUpdate], lock: int) -> None:
-        changed = {update.ref.removeprefix("refs/heads/") for update in updates if update.old is not None}
-        if changed and (in_use := sorted(changed & self.checked_out_branches())):
-            hint = "check out another branch there (`git worktree list`), then try again"
-            raise GitError(f"branch {in_use[0]} is checked out, so it is neither moved nor deleted", hint=hint)
-        lines = ["start"]
-        for update in updates:
-            top, *parts = update.ref.split("/")
-            if top != "refs" or any(part.startswith("-") for part in parts):
-                raise GitError(f"{update.ref!r} is not a name for a ref")
-            if update.new is None:
-                lines.append(f"delete {update.ref}\0{update.old or ''}")
-            elif update.old is None:
-                lines.append(f"create {update.ref}\0{update.new}")
-            else:
-                lines.append(f"update {update.ref}\0{update.new}\0{update.old}")
-        stdin = "".join(f"{line}\0" for line in [*lines, "prepare", "commit"]).encode()
-        self._git("update-ref", "--create-reflog", "-z", "--stdin", stdin=stdin, lock=lock)
 
     def commit(
         self,
@@ -144,7 +165,7 @@ class GitWriter(GitReader):
         trailers: Mapping[str, str] | None = None,
         *,
         head: str | None = None,
-        is_fresh: bool = False,
+        refresh_index: bool = True,
     ) -> str:
         """Commit exactly `paths` (files or directories from the worktree's top, ignored ones too); return the sha.
 
@@ -157,19 +178,19 @@ class GitWriter(GitReader):
             message: Message of the commit.
             trailers: Trailers of the message.
             head: Where the branch probably is, which saves a call of git; it may be elsewhere.
-            is_fresh: Whether `head` was checked out just now, so that the index is that of `head`.
+            refresh_index: Whether the index has to be that of the commit; False if the worktree is removed next.
         """
         for path in paths:
             if path.startswith("/") or {"..", ".git"} & set(PurePosixPath(path).parts):
                 raise GitError(f"{path!r} is not a path inside a worktree", location=str(worktree))
-        with repository_lock(self.common) as lock:
+        with self._lock.hold() as lock:
             tip = head or self.head_sha(worktree)
             try:
-                return self._commit(worktree, paths, tip, message, trailers, lock, read_index=not is_fresh)
+                return self._commit(worktree, paths, tip, message, trailers, lock, refresh_index)
             except GitError as error:  # raised before the branch was moved
                 if not isinstance(error, PrunedObjectError) and tip == self.head_sha(worktree):
                     raise
-                return self._commit(worktree, paths, self.head_sha(worktree), message, trailers, lock)
+                return self._commit(worktree, paths, self.head_sha(worktree), message, trailers, lock, refresh_index)
 
     def _commit(
         self,
@@ -179,22 +200,22 @@ class GitWriter(GitReader):
         message: str,
         trailers: Mapping[str, str] | None,
         lock: int,
-        *,
-        read_index: bool = True,
+        refresh_index: bool,
     ) -> str:
         try:
-            files = read_plain_files(worktree, paths)
-            return self._commit_files(worktree, files, head, format_message(message, dict(trailers or {})), lock)
+            files, text = read_plain_files(worktree, paths), format_message(message, dict(trailers or {}))
+            return self._commit_files(worktree, files, head, text, lock, refresh_index)
         except NotPlainError:
             pass
-        if read_index:
-            self._git("read-tree", "--end-of-options", head, worktree=worktree, lock=lock)
+        self._git("read-tree", "--end-of-options", head, worktree=worktree, lock=lock)
         literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
         self._git("add", "-A", "-f", "--", *literal, worktree=worktree, lock=lock)
         tree = self._line("write-tree", worktree=worktree, lock=lock)
         return self._advance(worktree, tree, [head], message, trailers, lock)
 
-    def _commit_files(self, worktree: Path, files: Mapping[str, bytes], head: str, message: str, lock: int) -> str:
+    def _commit_files(
+        self, worktree: Path, files: Mapping[str, bytes], head: str, message: str, lock: int, refresh_index: bool
+    ) -> str:
         """Commit files with the given content on top of `head`, where the worktree's branch must still be.
 
         Raises:
@@ -202,21 +223,28 @@ class GitWriter(GitReader):
         """
         objects = NewObjects()
         sha = add_commit(objects, self._tree, (head, self.commit_info(head).tree), files, message)
-        self._git("unpack-objects", "-q", stdin=objects.pack(), lock=lock)
-        self._git("read-tree", "--reset", "--end-of-options", sha, worktree=worktree, lock=lock)
+        objects.write(self.common / "objects")
+        if refresh_index:
+            self._git("read-tree", "--reset", "--end-of-options", sha, worktree=worktree, lock=lock)
         self._move_head(worktree, sha, head, lock)
         if not objects.are_loose(self.common / "objects"):  # packed meanwhile, or removed by a prune
-            self._git("unpack-objects", "-q", stdin=objects.pack(), lock=lock)
+            objects.write(self.common / "objects")
         return sha
 
     def _move_head(self, worktree: Path, sha: str, head: str, lock: int) -> None:
         """Move the worktree's branch from `head` to `sha`."""
-        change = ["--end-of-options", "HEAD", sha, head]
-        self._git("update-ref", "-m", "autoqec: commit", *change, worktree=worktree, lock=lock)
+        admin = self._admin(worktree)
+        name = "HEAD" if admin == self.common else f"worktrees/{admin.name}/HEAD"
+        self._write_refs([RefUpdate(name, sha, head)], lock)
+
+    def refresh_index(self, worktree: Path) -> None:
+        """Make the index of a worktree that of its commit; files stay as they are."""
+        with self._lock.hold() as lock:
+            self._git("read-tree", "--reset", "HEAD", worktree=worktree, lock=lock)
 
     def commit_all(self, message: str) -> str:
         """Commit everything in the main work tree that is not ignored; return the sha."""
-        with repository_lock(self.common) as lock:
+        with self._lock.hold() as lock:
             self._git("add", "-A", "--", ".", lock=lock)
             self._git("commit", "-q", "--no-verify", "--allow-empty", "-F", "-", stdin=message.encode(), lock=lock)
         return self.head_sha()
@@ -271,7 +299,7 @@ class GitWriter(GitReader):
         Raises:
             MergeConflictError: Branch and worktree are as before.
         """
-        with repository_lock(self.common) as lock:
+        with self._lock.hold() as lock:
             head = self.head_sha(worktree)
             tree = self.merge_tree([head, *tips])
             # A commit of whole files leaves entries without the times of their files.
@@ -279,50 +307,13 @@ class GitWriter(GitReader):
             self._git("read-tree", "-m", "-u", "--end-of-options", head, tree, worktree=worktree, lock=lock)
             return self._advance(worktree, tree, [head, *tips], message, trailers, lock)
 
-    def bundle_create(self, path: Path, revs: Sequence[str]) -> None:
-        """Write a bundle of refs (`^rev` excludes history) to `path`, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            self._git("bundle", "create", "-q", str(absolute(temporary)), "--end-of-options", *revs)
-            with open(temporary, "rb") as stream:
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def unbundle(self, path: Path, refs: Mapping[str, str]) -> None:
-        """Import the objects of a bundle and create refs (full name -> sha), all or none.
-
-        No transport of git is involved, so that neither the path nor the content of the file can name a command.
-
-        Raises:
-            GitError: The bundle is damaged, incomplete or of a kind that this program does not write.
-        """
-        _check_bundle(path)
-        with repository_lock(self.common) as lock:
-            self._git("bundle", "unbundle", "--end-of-options", str(absolute(path)), lock=lock)
-            check_trees(self, list(refs.values()), max_bytes=largest_checkout(path))
-            tips = "".join(f"{sha}\n" for sha in refs.values()).encode()
-            self._git("rev-list", "--objects", "--quiet", "--stdin", stdin=tips, lock=lock)
-            self._update_refs([RefUpdate(ref, sha, None) for ref, sha in sorted(refs.items())], lock)
-
     def check_out(self, branch: str, sha: str) -> None:
         """Create `branch` at a commit and check it out in the main work tree; no existing file is replaced."""
-        with repository_lock(self.common) as lock:
+        with self._lock.hold() as lock:
             self._update_refs([RefUpdate(f"refs/heads/{branch}", sha, None)], lock)
             self._git("symbolic-ref", "HEAD", f"refs/heads/{branch}", lock=lock)
             tree = self.commit_info(sha).tree
             self._git("read-tree", "-m", "-u", "--end-of-options", tree, lock=lock)
-
-
-_BUNDLES = (b"# v2 git bundle\n", b"# v3 git bundle\n@object-format=sha1\n")
-
-
-def _check_bundle(path: Path) -> None:
-    with open(path, "rb") as stream:
-        head = stream.read(max(map(len, _BUNDLES)) + 1)
-    if not head.startswith(_BUNDLES) or head.startswith(_BUNDLES[1] + b"@"):
-        raise GitError("it is not a git bundle of complete branches")
 
 
 def _rmtree(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from autoqec.errors import StorageError
-from autoqec.system.git import GitError, Repo, new_objects, new_worktree
+from autoqec.system.git import GitError, Repo, checkout, new_objects, new_worktree
+from autoqec.system.git.parsing import PrunedObjectError
 
 BRANCH = "exp/r/01-x"
 
@@ -67,7 +69,7 @@ def test_commit_of_files_is_that_of_git(repo: Repo, calls: list[str], monkeypatc
         calls.clear()
         commit = repo.commit_info(repo.commit(path, names, "All", {"Attempt": "é"}))
         trees.append(commit.tree)
-        assert ("unpack-objects" in calls) == (number == 1)
+        assert ("write-tree" in calls) == (number == 2)
         assert commit.parents == (repo.head_sha(),) and commit.message == "All\n\nAttempt: é\n"
         people = git(repo.root, "show", "-s", "--format=%an %ae %cn %ce", commit.sha).strip()
         assert people == "AutoQEC autoqec@localhost AutoQEC autoqec@localhost"
@@ -133,7 +135,7 @@ def test_file_of_an_inner_repository_is_left_to_git(repo: Repo, calls: list[str]
     (path / "inner" / "f").write_text("x")
     calls.clear()
     repo.commit(path, ["inner/f"], "x")
-    assert "add" in calls and "unpack-objects" not in calls
+    assert "add" in calls and "write-tree" in calls
 
 
 @pytest.mark.parametrize("entry", ["link", "directory", "executable", "file above"])
@@ -153,7 +155,7 @@ def test_entry_of_another_kind_is_replaced_by_git(repo: Repo, calls: list[str], 
     (path / name).write_text("new")
     calls.clear()
     sha = repo.commit(path, [name], "x")
-    assert "add" in calls and "unpack-objects" not in calls
+    assert "add" in calls and "write-tree" in calls
     assert [(found.mode, found.path) for found in repo.ls_tree(sha, "x")] == [("100644", name)]
 
 
@@ -163,48 +165,97 @@ def test_objects_that_a_prune_removes_after_the_branch_has_moved_are_written_aga
     """A prune that began before does not know that they are in use."""
     path = add(repo)
     (path / "base.txt").write_text("new")
-    known, run, removed = set(repo.common.glob("objects/*/*")), repo._run, list[str]()
+    known, write_refs, removed = set(repo.common.glob("objects/*/*")), repo._write_refs, list[str]()
 
-    def pruned(arguments: Sequence[str], **more: Any) -> tuple[int, bytes, str]:
-        done = run(arguments, **more)
-        if arguments[0] == "update-ref" and not removed:
-            for written in sorted(set(repo.common.glob("objects/*/*")) - known):
-                removed.append(written.parent.name + written.name)
-                written.unlink()
-        return done
+    def pruned(*arguments: Any) -> None:
+        write_refs(*arguments)
+        for written in sorted(set(repo.common.glob("objects/*/*")) - known):
+            removed.append(written.parent.name + written.name)
+            written.unlink()
 
-    monkeypatch.setattr(repo, "_run", pruned)
+    monkeypatch.setattr(repo, "_write_refs", pruned)
     sha = repo.commit(path, ["base.txt"], "x")
     assert len(removed) == 3 and sha in removed
     assert git(repo.root, "fsck", "--no-dangling") == "" and repo.show_file(sha, "base.txt") == b"new"
 
 
 def test_objects_of_every_size_are_read_back(repo: Repo) -> None:
-    """The size takes 4 bits in the first byte of an entry and 7 in each further one."""
     objects, contents = new_objects.NewObjects(), [bytes([n % 251]) * n for n in (0, 1, 15, 16, 2047, 2048, 300_000)]
     names = [objects.add("blob", data) for data in contents]
     assert not objects.are_loose(repo.common / "objects")
-    repo._git("unpack-objects", "-q", stdin=objects.pack())
+    objects.write(repo.common / "objects")
     assert repo.objects(names) == list(zip(names, contents, strict=True))
-    assert objects.are_loose(repo.common / "objects")
+    assert objects.are_loose(repo.common / "objects") and git(repo.root, "fsck", "--strict", "--no-dangling") == ""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_object_files_have_the_permissions_that_git_gives_them(tmp_path: Path, shared: bool) -> None:
+    git(tmp_path, "init", "-q", *(["--shared=group"] if shared else []), ".")
+    repo, objects = Repo.discover(tmp_path), new_objects.NewObjects()
+    (tmp_path / "a").write_text("by git")
+    by_git = git(tmp_path, "hash-object", "-w", "a").strip()
+    ours = objects.add("blob", b"by this program")
+    objects.write(repo.common / "objects")
+
+    def modes(oid: str) -> list[int]:
+        path = repo.common / "objects" / oid[:2] / oid[2:]
+        return [path.stat().st_mode, path.parent.stat().st_mode]
+
+    assert ours[:2] != by_git[:2] and modes(ours) == modes(by_git)
+
+
+def test_object_that_exists_is_kept_and_is_young_again(repo: Repo) -> None:
+    """A prune leaves young objects alone."""
+    objects = new_objects.NewObjects()
+    oid = objects.add("blob", b"known")
+    objects.write(repo.common / "objects")
+    path = repo.common / "objects" / oid[:2] / oid[2:]
+    inode = path.stat().st_ino
+    os.utime(path, (1, 1))
+    objects.write(repo.common / "objects")
+    assert path.stat().st_ino == inode and path.stat().st_mtime > 1e9
+
+
+def test_object_that_cannot_be_written_is_an_error_and_leaves_nothing(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = add(repo)
+    (path / "base.txt").write_text("new")
+    before, files = repo.head_sha(path), set(repo.common.glob("objects/*/*"))
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="No space left"):
+            repo.commit(path, ["base.txt"], "x")
+    assert repo.head_sha(path) == before and set(repo.common.glob("objects/*/*")) == files
 
 
 # ---- worktrees
 
 
-def test_new_worktree_is_one_of_git(repo: Repo, calls: list[str]) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+def test_new_worktree_is_one_of_git(repo: Repo, calls: list[str], linked: bool) -> None:
+    """Files are written here unless there is a symbolic link, or anything else that is not a plain file."""
     (repo.root / "run.sh").write_text("x")
     (repo.root / "run.sh").chmod(0o755)
-    (repo.root / "link").symlink_to("base.txt")
+    for name in ("a-b", "a/b", "a0"):  # in the order of an index
+        (repo.root / name).parent.mkdir(exist_ok=True)
+        (repo.root / name).write_text(name)
+    if linked:
+        (repo.root / "link").symlink_to("base.txt")
     repo.commit_all("More kinds")
     calls.clear()
     path = add(repo)
-    assert calls == ["rev-parse", "update-ref", "read-tree"]
+    assert calls == ["rev-parse", *(["read-tree"] if linked else [])]
     calls.clear()
     # A name that git may change, so that git makes it.
     other = repo.root / ".worktrees" / "of.git"
     repo.worktree_add(other, "exp/r/02-x", repo.head_sha())
-    assert calls == ["rev-parse", "update-ref", "worktree"]
+    assert calls == ["rev-parse", "worktree"]
+    assert git(path, "ls-files", "--stage") == git(other, "ls-files", "--stage")
+    assert git(path, "diff-files") == "", "the index knows the times of its files"
 
     def described(root: Path) -> dict[str, Any]:
         files = [found for found in root.rglob("*") if found.name != ".git"]
@@ -232,16 +283,12 @@ def test_new_worktree_is_one_of_git(repo: Repo, calls: list[str]) -> None:
 
 
 def test_failed_checkout_leaves_no_worktree(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_git = repo._git
-
-    def failing(*arguments: str, **more: Any) -> bytes:
-        if arguments[0] == "read-tree":
-            raise StorageError("git read-tree: No space left on device")
-        return run_git(*arguments, **more)
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as full_disk:
-        full_disk.setattr(repo, "_git", failing)
-        with pytest.raises(StorageError):
+        full_disk.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="No space left"):
             add(repo)
     assert repo.worktrees() == [] and not (repo.root / ".worktrees" / "exp-r-01").exists()
     assert not (repo.common / "worktrees" / "exp-r-01").exists()
@@ -258,20 +305,94 @@ def test_worktree_whose_place_is_taken_is_left_to_git(repo: Repo, calls: list[st
         (repo.common / "config.worktree").write_text("")
     calls.clear()
     repo.worktree_add(path, BRANCH, repo.head_sha())
-    assert calls == ["rev-parse", "update-ref", "worktree"]
+    assert calls == ["rev-parse", "worktree"]
     assert [found.path for found in repo.worktrees()] == [path] and repo.dirty_paths(worktree=path) == []
 
 
 def test_incomplete_worktree_is_marked_until_it_is_checked_out(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_git, seen = repo._git, list[bool]()
+    write, seen = checkout.write, list[bool]()
     path, admin = repo.root / ".worktrees" / "exp-r-01", repo.common / "worktrees" / "exp-r-01"
 
-    def looking(*arguments: str, **more: Any) -> bytes:
-        if arguments[0] == "read-tree":
-            git(repo.root, "worktree", "prune", "--expire=now")
-            seen.append((admin / new_worktree.LOCKED).exists() and (path / ".git").exists())
-        return run_git(*arguments, **more)
+    def looking(*arguments: Any) -> None:
+        git(repo.root, "worktree", "prune", "--expire=now")
+        seen.append((admin / new_worktree.LOCKED).exists() and (path / ".git").exists())
+        write(*arguments)
 
-    monkeypatch.setattr(repo, "_git", looking)
+    monkeypatch.setattr(checkout, "write", looking)
     add(repo)
     assert seen == [True] and not (admin / new_worktree.LOCKED).exists()
+
+
+@pytest.mark.parametrize("other", ["names", "attributes", "case"])
+def test_commit_that_may_need_conversion_is_checked_out_by_git(repo: Repo, calls: list[str], other: str) -> None:
+    if other == "names":
+        (repo.root / "ä b").write_text("x")
+    elif other == "case":
+        (repo.root / "Base.txt").write_text("x")
+    else:
+        (repo.root / ".gitattributes").write_text("*.txt eol=crlf\n")
+    repo.commit_all("Others")
+    calls.clear()
+    path = add(repo)
+    assert calls == ["rev-parse", "read-tree"] and repo.dirty_paths(worktree=path) == []
+    assert (b"\r\n" in (path / "base.txt").read_bytes()) == (other == "attributes")
+
+
+def test_attributes_of_the_repository_apply_to_a_checkout(repo: Repo) -> None:
+    (repo.common / "info").mkdir(exist_ok=True)
+    (repo.common / "info" / "attributes").write_text("*.txt eol=crlf\n")
+    assert b"\r\n" in (add(repo) / "base.txt").read_bytes()
+
+
+# ---- worktrees with a first commit
+
+
+FILES = {"modules/a.py": b"new = 1\n", "modules/deep/b.py": b"b = 2\n"}
+
+
+def test_worktree_with_a_commit_is_that_of_the_single_steps(repo: Repo, calls: list[str]) -> None:
+    first, base = add(repo), repo.head_sha()
+    for name, data in FILES.items():
+        (first / name).parent.mkdir(parents=True, exist_ok=True)
+        (first / name).write_bytes(data)
+    expected = repo.commit_info(repo.commit(first, [*FILES], "Both", {"Attempt": "a"}))
+    calls.clear()
+    second = repo.root / ".worktrees" / "exp-r-02"
+    sha = repo.worktree_add_commit(second, "exp/r/02-x", base, FILES, "Both", {"Attempt": "a"})
+    assert calls == [] and sha is not None
+    found = repo.commit_info(sha)
+    assert (found.tree, found.parents, found.message) == (expected.tree, expected.parents, expected.message)
+    assert repo.head_sha(second) == sha and git(second, "status", "--porcelain", "--branch") == "## exp/r/02-x\n"
+    assert {name: (second / name).read_bytes() for name in FILES} == FILES
+
+
+@pytest.mark.parametrize("files", [{"base.txt": b"\r"}, {"base.txt/x": b"x"}, {"ä": b"x"}])
+def test_worktree_with_a_commit_that_git_has_to_make_is_left_to_it(repo: Repo, files: dict[str, bytes]) -> None:
+    path, known = repo.root / ".worktrees" / "exp-r-01", set(repo.common.glob("objects/*/*"))
+    assert repo.worktree_add_commit(path, BRANCH, repo.head_sha(), files, "x") is None
+    assert not path.exists() and repo.refs("refs/heads/exp") == {}
+    assert set(repo.common.glob("objects/*/*")) == known
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_commit_of_a_new_worktree_is_written_once_more_after_a_prune(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    known, write, left = set(repo.common.glob("objects/*/*")), new_objects.NewObjects.write, [times]
+
+    def pruned(objects: new_objects.NewObjects, directory: Path) -> None:
+        write(objects, directory)
+        if left[0]:
+            left[0] -= 1
+            for written in set(repo.common.glob("objects/*/*")) - known:
+                written.unlink()
+
+    monkeypatch.setattr(new_objects.NewObjects, "write", pruned)
+    path = repo.root / ".worktrees" / "exp-r-01"
+    if times == 2:
+        with pytest.raises(PrunedObjectError):
+            repo.worktree_add_commit(path, BRANCH, repo.head_sha(), FILES, "x")
+        assert not path.exists() and repo.refs("refs/heads/exp") == {}
+        return
+    sha = repo.worktree_add_commit(path, BRANCH, repo.head_sha(), FILES, "x")
+    assert repo.head_sha(path) == sha and git(repo.root, "fsck", "--no-dangling") == ""

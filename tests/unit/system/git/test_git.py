@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ from typing import Any
 import pytest
 
 from autoqec.errors import StorageError, UsageError
-from autoqec.system.git import GitError, MergeConflictError, RefUpdate, Repo, lock
+from autoqec.system.git import GitError, MergeConflictError, RefUpdate, Repo, lock, new_objects
 from autoqec.system.git import read as git_reader
-from autoqec.system.git.lock import repository_lock
+from autoqec.system.git.lock import RepositoryLock
 from autoqec.system.git.parsing import PrunedObjectError
 from autoqec.system.git.read import git_error
 
@@ -191,9 +193,9 @@ def test_commit_holds_exactly_the_named_paths(repo: Repo) -> None:
     assert repo.head_sha() == base and repo.dirty_paths() == []
 
 
-@pytest.mark.parametrize("is_fresh", [False, True])
+@pytest.mark.parametrize("refresh_index", [False, True])
 def test_known_head_saves_calls_and_a_wrong_one_changes_nothing(
-    repo: Repo, monkeypatch: pytest.MonkeyPatch, is_fresh: bool
+    repo: Repo, monkeypatch: pytest.MonkeyPatch, refresh_index: bool
 ) -> None:
     path, first = grow(repo, 1, base="x")
     run, calls = repo._run, list[str]()
@@ -204,13 +206,14 @@ def test_known_head_saves_calls_and_a_wrong_one_changes_nothing(
 
     monkeypatch.setattr(repo, "_run", counted)
     (path / "a.txt").write_text("a")
-    second = repo.commit(path, ["a.txt"], "Second", head=first, is_fresh=is_fresh)
-    assert calls == ["unpack-objects", "read-tree", "update-ref"]
+    second = repo.commit(path, ["a.txt"], "Second", head=first, refresh_index=refresh_index)
+    assert calls == (["read-tree"] if refresh_index else [])
+    assert git(path, "diff", "--cached", "--name-only") == ("" if refresh_index else "a.txt\n")
     calls.clear()
     (path / "b.txt").write_text("b\r")  # git may convert it
-    third = repo.commit(path, ["b.txt"], "Third", head=first, is_fresh=is_fresh)
-    made = ["add", "write-tree", "commit-tree", "update-ref"]
-    assert calls == [*(made if is_fresh else ["read-tree", *made]), "rev-parse", "rev-parse", "read-tree", *made]
+    third = repo.commit(path, ["b.txt"], "Third", head=first, refresh_index=refresh_index)
+    made = ["read-tree", "add", "write-tree", "commit-tree"]
+    assert calls == [*made, "rev-parse", "rev-parse", *made]
     monkeypatch.undo()
     assert repo.commit_info(second).parents == (first,) and repo.commit_info(third).parents == (second,)
     assert [(entry.status, entry.path) for entry in repo.diff_entries(first, third)] == [("A", "a.txt"), ("A", "b.txt")]
@@ -274,16 +277,14 @@ def test_lock_file_that_git_cannot_remove_is_an_error_and_removed_next(
     """git reports success when unlink fails on a faulty disk; the test leaves the file as that git does."""
     sha = repo.rev_parse("main") or ""
     lock_file = repo.common / "refs/heads/exp/r/01-x.lock"
-    run_git = repo._git
+    write_refs = repo._write_refs
 
-    def leaving_the_lock(*arguments: str, **more: Any) -> bytes:
-        out = run_git(*arguments, **more)
-        if arguments[0] == "update-ref":
-            lock_file.touch()
-        return out
+    def leaving_the_lock(*arguments: Any) -> None:
+        write_refs(*arguments)
+        lock_file.touch()
 
     with monkeypatch.context() as faulty_disk:
-        faulty_disk.setattr(repo, "_git", leaving_the_lock)
+        faulty_disk.setattr(repo, "_write_refs", leaving_the_lock)
         with pytest.raises(StorageError, match="could not remove its lock file"):
             repo.update_refs([RefUpdate("refs/heads/exp/r/01-x", sha, None)])
     assert lock_file.exists()
@@ -612,11 +613,11 @@ LOCK_PLACES = ["packed-refs.lock", "refs/heads/exp/r/01-x.lock", "worktrees/exp-
 DIE = """
 import os, sys
 from pathlib import Path
-from autoqec.system.git.lock import repository_lock
+from autoqec.system.git.lock import RepositoryLock
 from autoqec.system.git.parsing import PrunedObjectError
 from autoqec.system.git.read import git_error
 common = Path(sys.argv[1])
-with repository_lock(common):
+with RepositoryLock(common).hold():
     for place in sys.argv[2:]:
         (common / place).write_text("")
     os._exit(1)
@@ -668,12 +669,11 @@ def test_only_directories_that_changed_since_the_writer_began_are_read_again(
         return listdir(directory)
 
     monkeypatch.setattr(os, "listdir", listed)
-    with repository_lock(repo.common):
-        first = list(read)
+    with RepositoryLock(repo.common).hold():
+        assert not {path.name for path in records} & set(read), "only what is not older than the writer"
         (records[1] / "index.lock").touch()
         os.utime(repo.common / "refs/heads/exp/r", (1, 1))
         read.clear()
-        assert {path.name for path in records} < set(first)
         (records[1] / "index.lock").unlink()
     assert {record.name for record in records} & set(read) == {records[1].name} and "r" not in read
 
@@ -800,38 +800,94 @@ def test_writer_without_git_needs_no_record_and_removes_what_a_dead_one_left(
     assert not worktree.exists() and remaining_locks(repo) == []
     assert (repo.common / "autoqec.lock").read_bytes() == b""
     with (
-        repository_lock(repo.common, starts_git=False),
+        RepositoryLock(repo.common).hold(starts_git=False),
         pytest.raises(GitError, match="holds"),
-        repository_lock(repo.common, timeout_s=0.05),
+        RepositoryLock(repo.common).hold(timeout_s=0.05),
     ):
         pass
 
 
 def test_writers_are_serialized(repo: Repo) -> None:
     with (
-        repository_lock(repo.common),
+        RepositoryLock(repo.common).hold(),
         pytest.raises(GitError, match="holds"),
-        repository_lock(repo.common, timeout_s=0.05),
+        RepositoryLock(repo.common).hold(timeout_s=0.05),
     ):
         pass
-    with repository_lock(repo.common, timeout_s=0.05):
+    with RepositoryLock(repo.common).hold(timeout_s=0.05):
         pass
+
+
+SURVIVED = """
+import os, subprocess, sys
+from pathlib import Path
+from autoqec.system.git.lock import RepositoryLock
+with RepositoryLock(Path(sys.argv[1])).hold() as lock:
+    print(subprocess.Popen(["sleep", "600"], pass_fds=[lock], stdout=subprocess.DEVNULL).pid, flush=True)
+    os._exit(1)
+"""
 
 
 def test_git_process_that_survives_its_parent_keeps_the_lock(repo: Repo) -> None:
-    with repository_lock(repo.common) as lock:
-        remaining_locks = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
+    argv = [sys.executable, "-c", SURVIVED, str(repo.common)]
+    survivor = int(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False).stdout)
     try:
-        with pytest.raises(GitError), repository_lock(repo.common, timeout_s=0.05):
+        with pytest.raises(GitError), RepositoryLock(repo.common).hold(timeout_s=0.05):
             pass
     finally:
-        remaining_locks.kill()
-        remaining_locks.wait()
+        os.kill(survivor, signal.SIGKILL)
     repo.worktree_prune()
+
+
+def test_process_that_stays_alive_does_not_keep_the_lock_between_two_uses(repo: Repo) -> None:
+    held = RepositoryLock(repo.common)
+    with held.hold() as lock:
+        alive = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
+    try:
+        with RepositoryLock(repo.common).hold(timeout_s=0.05), pytest.raises(GitError, match="holds"):
+            held._locked(0.05)
+        with held.hold(timeout_s=0.05) as again:
+            assert again == lock
+    finally:
+        alive.kill()
+        alive.wait()
+
+
+def test_threads_that_share_a_lock_exclude_each_other(repo: Repo) -> None:
+    shared, errors = RepositoryLock(repo.common), list[GitError]()
+
+    def wait() -> None:
+        try:
+            with shared.hold(timeout_s=0.05):
+                pass
+        except GitError as error:
+            errors.append(error)
+
+    with shared.hold():
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+    assert [str(error.location) for error in errors] == [str(repo.common / "autoqec.lock")]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_lock_file_that_was_removed_is_opened_again(repo: Repo, replaced: bool) -> None:
+    """Otherwise two processes could hold the lock, each of another file."""
+    held = RepositoryLock(repo.common)
+    with held.hold():
+        pass
+    first = held.origin
+    (repo.common / "autoqec.lock").unlink()
+    if replaced:
+        (repo.common / "autoqec.lock").touch()
+    with held.hold(), pytest.raises(GitError, match="holds"), RepositoryLock(repo.common).hold(timeout_s=0.05):
+        pass
+    assert held.origin != first
 
 
 CONCURRENT_WRITER = """
 import sys
+import threading
 from autoqec.system.git import RefUpdate, Repo
 repo = Repo.discover(sys.argv[1])
 sha = repo.head_sha()
@@ -868,7 +924,7 @@ def test_object_that_a_prune_removes_while_a_tree_is_written_gets_a_hint(repo: R
 
 @pytest.mark.parametrize(
     ("mode", "step"),
-    [(0o755, "add"), (0o755, "write-tree"), (0o755, "commit-tree"), (0o644, "unpack-objects"), (0o644, "read-tree")],
+    [(0o755, "add"), (0o755, "write-tree"), (0o755, "commit-tree"), (0o644, "write"), (0o644, "read-tree")],
 )
 @pytest.mark.parametrize("times", [1, 2])
 def test_commit_is_repeated_once_after_a_prune_of_another_process(
@@ -879,16 +935,25 @@ def test_commit_is_repeated_once_after_a_prune_of_another_process(
     (path / "new.txt").write_text("an object that nothing refers to yet")
     (path / "new.txt").chmod(mode)
     known, run, left = set(repo.common.glob("objects/*/*")), repo._run, [times]
+    write = new_objects.NewObjects.write
 
-    def pruned(arguments: Sequence[str], **more: Any) -> tuple[int, bytes, str]:
-        done = run(arguments, **more)
-        if arguments[0] == step and left[0]:
+    def prune(done: str) -> None:
+        if done == step and left[0]:
             left[0] -= 1
             for written in set(repo.common.glob("objects/*/*")) - known:
                 written.unlink()
+
+    def pruned(arguments: Sequence[str], **more: Any) -> tuple[int, bytes, str]:
+        done = run(arguments, **more)
+        prune(arguments[0])
         return done
 
+    def written_and_pruned(objects: new_objects.NewObjects, directory: Path) -> None:
+        write(objects, directory)
+        prune("write")
+
     monkeypatch.setattr(repo, "_run", pruned)
+    monkeypatch.setattr(new_objects.NewObjects, "write", written_and_pruned)
     if times == 2:
         with pytest.raises(PrunedObjectError) as failed:
             repo.commit(path, ["new.txt"], "round 1", {"Attempt": "a"})
