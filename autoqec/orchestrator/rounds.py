@@ -194,7 +194,7 @@ def finish_round(
             if not modules_dir.is_dir():
                 hint = f"autoqec verify {layout.dir}"
                 raise UsageError("the worktree was removed during the round", location=str(modules_dir), hint=hint)
-            run.repo.refresh_index(run.layout.worktree(opened.planned.branch))  # users see it during the verification
+            run.repo.refresh_index(modules_dir.parents[2], tip)  # `git status` is right during the verification
             candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, modules_dir)
             report = verify_candidate(run.memory, run.info, candidate, run.read_secret(), on_event, verify)
         except (ContractError, UsageError, InfrastructureError) as error:

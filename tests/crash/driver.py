@@ -10,6 +10,7 @@ rounds), `search` (the default ideator), `slurm` (one job per round; `slurm=KEY=
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +25,7 @@ from autoqec.ideators import coder, space, tpe
 from autoqec.ideators.analyst import analyse
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.orchestrator.executors.slurm import SlurmExecutor
+from autoqec.orchestrator.failpoint import FAILPOINT_VARIABLE
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.store.files import dump_config
 from autoqec.store.layout import EDITABLE_MODULES
@@ -89,8 +91,10 @@ def endless_second(view: CoderView) -> CoderResponse:
 
 def literal(view: CoderView) -> CoderResponse:
     """Return the proposal unchanged, valid or not; the Runner must handle it."""
-
-    edits = () if view.compose_mode == "pure" else (FileEdit(path="predecoder.yaml", text=dump_config(view.proposal)),)
+    text = dump_config(view.proposal)
+    if os.environ.get(FAILPOINT_VARIABLE) in ("branched", "edited"):
+        text += "# $Id$\n"  # which git may convert, so that worktree and commit are made in steps
+    edits = () if view.compose_mode == "pure" else (FileEdit(path="predecoder.yaml", text=text),)
     return CoderResponse(dsl_config=view.proposal, edits=edits, commit_message=view.hypothesis)
 
 

@@ -237,10 +237,10 @@ class GitWriter(GitRefs):
         name = "HEAD" if admin == self.common else f"worktrees/{admin.name}/HEAD"
         self._write_refs([RefUpdate(name, sha, head)], lock)
 
-    def refresh_index(self, worktree: Path) -> None:
+    def refresh_index(self, worktree: Path, sha: str) -> None:
         """Make the index of a worktree that of its commit; files stay as they are."""
         with self._lock.hold() as lock:
-            self._git("read-tree", "--reset", "HEAD", worktree=worktree, lock=lock)
+            self._git("read-tree", "--reset", "--end-of-options", sha, worktree=worktree, lock=lock)
 
     def commit_all(self, message: str) -> str:
         """Commit everything in the main work tree that is not ignored; return the sha."""

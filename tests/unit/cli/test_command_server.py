@@ -30,7 +30,7 @@ def test_a_fork_behaves_like_a_new_process(workspace: Workspace, argv: tuple[str
 
 def test_killed_command_has_the_status_of_its_signal(workspace: Workspace) -> None:
     options = ("--profile", "smoke", "--rounds", "1")
-    killed = workspace.autoqec("run", "env.yaml", *options, **{FAILPOINT_VARIABLE: "branched"})
+    killed = workspace.autoqec("run", "env.yaml", *options, **{FAILPOINT_VARIABLE: "coded"})
     assert killed.code == -signal.SIGKILL and (workspace.root / "runs").is_dir()
 
 
