@@ -66,11 +66,12 @@ def within_limits(config: dict[str, Any], env: EnvSpec | None) -> bool:
 def _cost(env_text: str, network_text: str) -> dict[str, int]:
     """Return {n_params, flops_per_syndrome} of a network on an env, both as JSON."""
     from autoqec.decoders.dsl_compiler import compile_for_cost
-    from autoqec.decoders.flops import count
+    from autoqec.decoders.flops import count, one_thread
 
     dsl = parse_dsl(json.loads(network_text))
     view = _view(env_text, dsl.output_mode)
-    cost = count(compile_for_cost(dsl, view), view.n_detectors, full_shot_only=True)
+    with one_thread():
+        cost = count(compile_for_cost(dsl, view), view.n_detectors, full_shot_only=True)
     return {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}
 
 

@@ -107,6 +107,17 @@ def _elements(value: Any) -> int:
     return 0
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: for one shot, threads wait for each other longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def count(model: Predecoder, n_detectors: int, *, full_shot_only: bool = False) -> ModelCost:
     """Count the cost of one shot: the maximum over an empty, a dense and a full shot, since cost may depend on events.
 
@@ -115,17 +126,16 @@ def count(model: Predecoder, n_detectors: int, *, full_shot_only: bool = False) 
         n_detectors: Number of detectors.
         full_shot_only: Count that of a full shot alone, in a third of the time; exact for modules of this package.
     """
-    was_training, threads = model.training, torch.get_num_threads()
+    was_training = model.training
     model.eval()
-    torch.set_num_threads(1)  # threads would wait for each other longer than they compute, above all on a busy machine
     shots = [torch.ones(n_detectors)]
     if not full_shot_only:
         shots += [torch.zeros(n_detectors), (torch.arange(n_detectors) % 3 == 0).float()]
     try:
-        flops = [_shot_flops(model, shot[None]) for shot in shots]
+        with one_thread():
+            flops = [_shot_flops(model, shot[None]) for shot in shots]
     finally:
         model.train(was_training)
-        torch.set_num_threads(threads)
     stored = sum(value.numel() for value in model.state_dict().values())
     return ModelCost(n_params=stored, flops_per_syndrome=max(flops))
 

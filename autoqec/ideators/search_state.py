@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
@@ -23,6 +23,7 @@ from autoqec.store.run_state import RoundSummary
 ABORTED_STATUSES = ("orphaned_branch", "branch_manually_deleted")  # rows without information about their config
 MAX_ABORTED_ATTEMPTS = 2  # aborted rounds after which a config is not proposed again
 MAX_REMEMBERED = 20_000  # rounds whose config is not parsed again
+MAX_PENDING = 1024  # configs of rounds in progress, likewise
 
 
 @dataclass(frozen=True)
@@ -162,9 +163,8 @@ class SearchState:
     def _by_recipe(self) -> dict[str, list[PredecoderDSL]]:
         """Tried configs by training signature: only configs with the same one can be equivalent."""
         by_recipe: dict[str, list[PredecoderDSL]] = defaultdict(list)
-        for row in (*self.observed, *self.pending):
-            if _digest(row) in self.seen_digests:
-                tried = _tried(row)
+        for tried in map(_tried, (*self.observed, *self.pending)):
+            if tried.digest in self.seen_digests:
                 by_recipe[tried.recipe(finetunes=self.finetunes)].append(tried.dsl)
         return by_recipe
 
@@ -207,6 +207,7 @@ class _TriedConfig:
 
 
 _REMEMBERED: dict[int, tuple[RoundRow, _TriedConfig]] = {}  # by the identity of the row, which the value keeps alive
+_PENDING: dict[str, _TriedConfig] = {}  # by the text of the config
 
 
 def _tried(row: RoundRow) -> _TriedConfig:
@@ -217,18 +218,18 @@ def _tried(row: RoundRow) -> _TriedConfig:
     """
     shared: object = row
     if not isinstance(shared, RoundSummary):
-        return _tried_text(json.dumps(row["dsl_config"], sort_keys=True))
+        text = repr(row["dsl_config"])
+        if text not in _PENDING:
+            if len(_PENDING) >= MAX_PENDING:
+                _PENDING.clear()
+            _PENDING[text] = _TriedConfig(copy.deepcopy(row["dsl_config"]))
+        return _PENDING[text]
     found = _REMEMBERED.get(id(row))
     if found is None:
         if len(_REMEMBERED) >= MAX_REMEMBERED:
             _REMEMBERED.clear()
         found = _REMEMBERED[id(row)] = (row, _TriedConfig(row["dsl_config"]))
     return found[1]
-
-
-@lru_cache(maxsize=1024)
-def _tried_text(text: str) -> _TriedConfig:
-    return _TriedConfig(json.loads(text))
 
 
 def _recipe(dsl: PredecoderDSL, *, finetunes: bool) -> str:

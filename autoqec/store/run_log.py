@@ -121,4 +121,6 @@ def _fields(payload: Mapping[str, Any]) -> str:
 def _printable(text: str) -> str:
     """Return untrusted text as one line without control characters."""
     lines = " | ".join(line.strip() for line in text.splitlines())
+    if lines.isprintable():
+        return lines
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in lines)

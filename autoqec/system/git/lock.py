@@ -186,9 +186,11 @@ def _lock_files(common: Path, since_ns: int = 0) -> Iterator[Path]:
         for base in (common, common / "logs"):
             yield from _lock_files_below(base / prefix, since_ns)
     records = f"{common}/worktrees"
-    for record in sorted(_names(records)):
-        if record.startswith(_OWN_WORKTREES):
-            yield from _locks_in(f"{records}/{record}", since_ns)
+    changed = [
+        name for name in _names(records) if name.startswith(_OWN_WORKTREES) and _changed(records, name, since_ns)
+    ]
+    for name in sorted(changed):
+        yield from _locks_in(f"{records}/{name}", since_ns)
 
 
 def _lock_files_below(top: Path, since_ns: int) -> list[Path]:
@@ -209,6 +211,14 @@ def _locks_in(directory: str, since_ns: int) -> list[Path]:
         if not since_ns or os.stat(directory).st_mtime_ns >= since_ns:
             return sorted(Path(directory, name) for name in os.listdir(directory) if name.endswith(".lock"))
     return []
+
+
+def _changed(directory: str, name: str, since_ns: int) -> bool:
+    """Return whether anything was added to a subdirectory since then; there is one for each round in progress."""
+    try:
+        return not since_ns or os.stat(f"{directory}/{name}").st_mtime_ns >= since_ns
+    except OSError:
+        return False
 
 
 def _names(directory: str) -> list[str]:

@@ -80,12 +80,18 @@ class GitReader(ABC):
     def _admin(self, worktree: Path) -> Path:
         """Return git's own directory of a linked worktree, from git's records alone: its `.git` file is not trusted."""
         path = absolute(worktree)
-        # git mostly names its record like the directory; to read all records takes time in proportion to their number.
-        found = _worktree(self.common / "worktrees" / path.name)
-        for record in [found] if found is not None and found.path == path else self.worktrees(path.name):
+        for record in self._records(path):
             if record.path == path:
                 return record.admin
         raise GitError("is not a worktree of this repository", location=str(worktree), hint="git worktree list")
+
+    def _records(self, path: Path) -> list[Worktree]:
+        """Return the record of the worktree at an absolute path; if git named it otherwise, those of the same name.
+
+        To read all records takes time in proportion to their number.
+        """
+        found = _worktree(self.common / "worktrees" / path.name)
+        return [found] if found is not None and found.path == path else self.worktrees(path.name)
 
     def head_sha(self, worktree: Path | None = None) -> str:
         """Return the commit that is checked out; UsageError before the first one."""

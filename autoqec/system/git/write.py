@@ -124,7 +124,7 @@ class GitWriter(GitRefs):
         """
         path = absolute(path)
         with self._lock.hold(starts_git=False):
-            for found in self.worktrees(path.name):
+            for found in self._records(path):
                 if found.path == path or (found.path.name == path.name and not found.path.exists()):
                     _rmtree(path)
                     _rmtree(found.admin)

@@ -166,6 +166,23 @@ def test_missing_second_sector_has_a_hint() -> None:
         compile_predecoder(parse_dsl(MLP), Problem.from_env(repetition()), seed=0)
 
 
+def test_cost_is_counted_with_one_thread_and_the_others_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    prob, before, used = problem(3), torch.get_num_threads(), list[int]()
+    model, shot_flops = compile_predecoder(parse_dsl(MLP), prob, seed=0), flops._shot_flops
+
+    def noting(*given: Any) -> int:
+        used.append(torch.get_num_threads())
+        return shot_flops(*given)
+
+    monkeypatch.setattr(flops, "_shot_flops", noting)
+    torch.set_num_threads(2)
+    try:
+        flops.count(model, prob.n_detectors)
+        assert used == [1, 1, 1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_cost_equals_a_hand_count() -> None:
     prob = problem(3)
     n_in, n_out = len(prob.graph.out_of_sector), prob.graph.n_edges

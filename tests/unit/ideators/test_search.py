@@ -95,7 +95,7 @@ def test_every_proposal_is_valid_and_new(propose: Any) -> None:
 
 def test_configs_of_recorded_rounds_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each proposal reads the rows of the whole run; rows of pending rounds are new each time."""
-    search_state._tried_text.cache_clear()
+    search_state._PENDING.clear()
     parsed = list[Any]()
     monkeypatch.setattr(search_state, "parse_dsl", lambda config: parsed.append(config) or parse_dsl(config))
     monkeypatch.setattr(space, "parse_dsl", lambda config: parsed.append(config) or parse_dsl(config))
