@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,9 @@ def test_processes_of_a_dead_owner_are_killed(tmp_path: Path) -> None:
     leftover = subprocess.Popen(["sleep", "600"], env=os.environ | mark, start_new_session=True)
     other = subprocess.Popen(["sleep", "600"], env=os.environ | {"AUTOQEC_OWNER": f"{tmp_path}-2:1"})
     try:
+        for process in (leftover, other):
+            while b"AUTOQEC_OWNER=" not in Path(f"/proc/{process.pid}/environ").read_bytes():
+                time.sleep(0.01)  # Popen returns when the old program is closed, a moment before the new one is loaded
         with run_lock.lock_run(tmp_path) as held:
             assert held.killed_pids == (leftover.pid,)
             assert leftover.wait(30) == -9
