@@ -93,16 +93,21 @@ def _parameters(path: Path) -> dict[str, float]:
     from autoqec.contracts.noise import Nvidia25Parameters
     from autoqec.store.files import load_yaml
 
-    hint = f"the file has p_prep_X to p_cnot_ZZ, {len(Nvidia25Parameters.model_fields)} numbers"
+    hint = f"the file has p_prep_X to p_cnot_ZZ, {len(Nvidia25Parameters.model_fields)} probabilities"
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), location=str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read: {error}", location=str(path), hint="check the path") from error
     content = content.get("noise_model", content) if isinstance(content, dict) else content
     try:
-        return Nvidia25Parameters.model_validate(content).dump()
+        parameters = Nvidia25Parameters.model_validate(content)
     except ValidationError as error:
         raise UsageError(first_validation_error(error), location=str(path), hint=hint) from error
+    try:
+        parameters.check_strength()
+    except ValueError as error:
+        raise UsageError(str(error), location=str(path), hint=hint) from error
+    return parameters.dump()
 
 
 def split_list(text: str | None) -> list[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from autoqec.contracts.base import Contract
 
 MIN_P = 1e-9
+MIN_STRENGTH = sys.float_info.min  # below, doubles lose digits, and ratios to other rates may be infinite
 MAX_POINTS = 64  # physical error rates in one env; each has a circuit and a graph of its own
 
 
@@ -146,6 +148,16 @@ class Nvidia25Parameters(Contract):
         groups = ("p_prep_", "p_meas_", "p_idle_cnot_", "p_idle_spam_", "p_cnot_")
         return max(math.fsum(value for name, value in values.items() if name.startswith(group)) for group in groups)
 
+    def check_strength(self) -> None:
+        """Raise ValueError if the strength is no probability in (0, 1/2) that can be scaled to others."""
+        if not 0 < self.strength < 0.5:
+            raise ValueError(f"the largest total of a group of errors is {self.strength:g}, outside (0, 1/2)")
+        if self.strength < MIN_STRENGTH:
+            raise ValueError(
+                f"the largest total of a group of errors is {self.strength:g}, too small to be scaled to p (least: "
+                f"{MIN_STRENGTH:.2g}); multiply all 25 parameters by the same factor, since only their ratios matter"
+            )
+
     def scaled(self, factor: float) -> Nvidia25Parameters:
         """Return all parameters times a factor."""
         values: dict[str, float] = dict(self)
@@ -165,8 +177,7 @@ class Nvidia25Noise(CircuitDepolarizing):
     @field_validator("parameters")
     @classmethod
     def _has_noise(cls, parameters: Nvidia25Parameters) -> Nvidia25Parameters:
-        if not 0 < parameters.strength < 0.5:
-            raise ValueError(f"the largest total of a group of errors is {parameters.strength:g}, outside (0, 1/2)")
+        parameters.check_strength()
         return parameters
 
     def at(self, p: float) -> Nvidia25Parameters:

@@ -10,6 +10,7 @@ from pydantic import Field, SkipValidation
 from typing_extensions import TypedDict  # pydantic refuses typing.TypedDict before Python 3.12
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.comparison import ComparisonTerms, comparison_terms
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.pareto import ParetoEntry
 from autoqec.contracts.profiles import Profile
@@ -88,6 +89,11 @@ class IdeatorView(Contract):
         return self.env
 
     @property
+    def terms(self) -> ComparisonTerms:
+        """How text names the verifier's shots and what a gain is over."""
+        return comparison_terms(sealed=self.env is not None and self.env.recorded is not None)
+
+    @property
     def finetunes(self) -> bool:
         """Whether the inner decoder of the env can be fine-tuned through."""
         return self.env is None or self.env.backend == "mwpm"
@@ -115,6 +121,12 @@ class AnalystView(Contract):
     run_id: str = Field(default="", description="identifier of the run")
     hypothesis: str = Field(default="", description="what the Ideator expects to help")
     metrics_path: Path = Field(description="absolute path of metrics.json")
+    sealed_shots: bool = Field(default=False, description="rounds are verified on sealed blocks of recorded shots")
+
+    @property
+    def terms(self) -> ComparisonTerms:
+        """How text names the verifier's shots and what a gain is over."""
+        return comparison_terms(sealed=self.sealed_shots)
 
     @property
     def round_dir(self) -> Path:

@@ -217,7 +217,12 @@ class RunMemory:
         from autoqec.contracts.views import AnalystView
 
         metrics_path = Path(os.path.abspath(round_dir)) / "metrics.json"
-        return AnalystView(run_id=self.layout.run_id, hypothesis=hypothesis, metrics_path=metrics_path)
+        return AnalystView(
+            run_id=self.layout.run_id,
+            hypothesis=hypothesis,
+            metrics_path=metrics_path,
+            sealed_shots=self.history.info().sealed_shots,
+        )
 
 
 def _pending(attempt: Attempt) -> dict[str, Any]:

@@ -14,7 +14,7 @@
 #define INNER (-1)
 #define UNMATCHED (-1) /* the root; else a half-edge, or TO_BOUNDARY(vertex) */
 #define TO_BOUNDARY(v) (-2 - (v))
-#define ROUNDING 1e-9 /* events of the search this much later than expected are put off */
+#define ROUNDING 1e-9 /* of the first ceiling: a step of the search that is due later than planned by more is put off */
 
 /* One direction of a pair; the other has number h ^ 1. */
 typedef struct {
@@ -51,6 +51,7 @@ typedef struct Blossoms {
     int32_t blossoms, *spare, spares; /* numbers of blossoms given so far, and those unused again */
     int32_t *touched, touches, touch_capacity; /* nodes that got a label */
     double ceiling;           /* of radii */
+    double rounding;          /* far above the errors of sums of weights, and far below typical differences */
     double time, limit;       /* of the growing tree; when it ends, as far as is known */
     int32_t end;              /* how it ends: a half-edge, or ~vertex for the boundary */
     int32_t stamp;
@@ -85,11 +86,14 @@ static int reserve_blossoms(Blossoms *b, int32_t vertices) {
     return b->node && b->half && b->heap && b->spare && b->touched;
 }
 
-static void clear_blossoms(Blossoms *b, int64_t most_work) {
+/* Start with a ceiling that is a typical radius. */
+static void clear_blossoms(Blossoms *b, int64_t most_work, double ceiling) {
     b->n = b->halves = b->blossoms = b->spares = b->stamp = 0;
     b->work = b->failed = 0;
     b->most_work = most_work;
-    b->limit = b->ceiling = FAR;
+    b->limit = FAR;
+    b->ceiling = ceiling;
+    b->rounding = ROUNDING * ceiling;
 }
 
 /* Add a vertex without pairs; it takes part in the matching from `insert` on. */
@@ -354,18 +358,18 @@ static void advance(Blossoms *b, Step step) {
         Node *node = b->node + x;
         if (x >= b->capacity) {
             if (node->inside || node->label != INNER) return;
-            if (node->dual > step.time + ROUNDING)
+            if (node->dual > step.time + b->rounding)
                 schedule(b, node->dual, step.what);
             else
                 expand(b, x);
-        } else if (node->known < node->bound && node->known - node->dual <= step.time + ROUNDING) {
+        } else if (node->known < node->bound && node->known - node->dual <= step.time + b->rounding) {
             if (!b->widen(b, x)) b->failed = 1;
             if (!b->failed) scan(b, x);
         }
         return;
     }
     double time = time_of(b, step.what);
-    if (time > step.time + ROUNDING) {
+    if (time > step.time + b->rounding) {
         if (time < FAR) consider(b, step.what);
         return;
     }

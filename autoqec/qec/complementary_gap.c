@@ -110,8 +110,8 @@ static int add_pairs(Blossoms *b, int32_t v) {
 static double growth_of_events(GapMemory *m, int64_t most_work) {
     const Table *t = m->table;
     Blossoms *b = &m->blossoms;
-    clear_blossoms(b, most_work);
-    b->widen = add_pairs, b->context = m, b->ceiling = t->reach / 2;
+    clear_blossoms(b, most_work, t->reach / 2);
+    b->widen = add_pairs, b->context = m;
     for (int32_t v = 0; v < m->n_fired; v++) {
         int32_t node = m->fired[v];
         m->vertex_of[node] = add_vertex(b, t->bound[node], t->reach / 2);

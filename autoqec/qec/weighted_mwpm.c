@@ -4,8 +4,9 @@
  * Detection events are matched by blossom.c. The radius of an event seldom exceeds the length of a few edges, so each
  * event is explored (Dijkstra, Numer. Math. 1, 269, 1959) half a mean edge far at first, and twice as far whenever its
  * radius gets there. Two events meet at the nodes that both reach: if their distance is at most the sum of the distances
- * up to which both are explored, one of them reaches a node on the shortest path that the other reaches too. Exact in
- * double precision. An edge of negative weight is selected first: its ends are toggled, and its weight becomes positive.
+ * up to which both are explored, one of them reaches a node on the shortest path that the other reaches too. Exact up to
+ * rounding, for which the search allows 1e-9 of half a mean edge. An edge of negative weight is selected first: its ends
+ * are toggled, and its weight becomes positive.
  *
  * Python calls the functions through ctypes, which releases the GIL and assumes no version of Python. With its headers
  * the library is also an (empty) extension module under the stable ABI, which a wheel for every Python needs; a machine
@@ -300,8 +301,8 @@ static int32_t add_event(Memory *m, double first_reach) {
 /* Match events, to each other or to the boundary; 0 if that is impossible, or if memory or work does not suffice. */
 static int match_events(Memory *m, int32_t n_fired, double first_reach, int64_t most_work) {
     Blossoms *b = &m->blossoms;
-    clear_blossoms(b, most_work);
-    b->widen = widen, b->context = m, b->ceiling = first_reach;
+    clear_blossoms(b, most_work, first_reach);
+    b->widen = widen, b->context = m;
     m->reaches = 0;
     for (int32_t v = 0; v < m->g->nodes; v++) m->reached[v] = -1;
     for (int32_t i = 0; i < n_fired; i++) {

@@ -14,6 +14,8 @@ MAX_BARS = 24
 # An underscore inside a word, as in `finetune_share`, is no markup in CommonMark, and no # after a letter. The class is
 # first, because the search then skips all other characters at once.
 _MARKUP = re.compile(r"[\\`*\[\]~$|_#](?<!\w#)(?:(?<!_)|(?<!\w_)|(?!\w))")
+# What precedes the text of a line in CommonMark: block quotes and markers of list items.
+_MARKERS = re.compile(r"(?:[\s>+*-]|\d+[.)])*")
 
 
 def plain(text: str, limit: int = 400) -> str:
@@ -34,8 +36,12 @@ def paragraphs(text: str, limit: int = 4000) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return untrusted text as one line of Markdown that renders as that text: no markup, links or HTML."""
-    shown = plain(text, 4000).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Return untrusted text as one line of Markdown that renders as that text: no markup, links or HTML.
+
+    Where no tag is open, `>` has a meaning at the start of a line only, so that it stays readable inside: `0.1 -> 0.2`.
+    """
+    shown = plain(text, 4000).replace("&", "&amp;").replace("<", "&lt;")
+    shown = _MARKERS.sub(lambda markers: markers[0].replace(">", "&gt;"), shown, count=1)
     return _MARKUP.sub(r"\\\g<0>", shown)
 
 

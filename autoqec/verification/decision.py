@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.env import PREDICTED, EnvSpec
 from autoqec.contracts.verdict import (
     REPORT_VERSION,
     BaselineResult,
@@ -100,6 +100,8 @@ def decide_recorded(
         f"block test: smallest e-value {test.e_value:.3g} of {test.threshold:.3g} needed, against "
         f"{len(spent.e_values)} baselines, after {spent.blocks} blocks of {spent.block_shots} shots"
     )
+    if effect.counts.errors_reference == 0:
+        return "INCONCLUSIVE", (figures, _without_errors(effect), left)
     if spent.blocks_too_short:
         correlation = f"correlation {spent.autocorrelation:.2f}" if spent.autocorrelation is not None else "correlated"
         return "INCONCLUSIVE", (figures, f"successive blocks are correlated ({correlation}): blocks too short", left)
@@ -112,6 +114,8 @@ def decide_recorded(
 def claim_recorded(env: EnvSpec, verdict: Verdict, effect: PairedEffect | None, spent: RecordedEvidence) -> str:
     """Return the statement that the evidence on recorded shots supports, in one sentence."""
     where = f"the recorded shots of {env.name}"
+    if effect is not None and effect.counts.errors_reference == 0:
+        return f"Nothing is claimed on {where}: {_without_errors(effect)}."
     if effect is None or effect.relative is None or effect.relative_low is None or effect.relative_high is None:
         return f"Nothing is claimed on {where}: there is no measured gain."
     low, high = 100 * effect.relative_low, 100 * effect.relative_high
@@ -122,6 +126,16 @@ def claim_recorded(env: EnvSpec, verdict: Verdict, effect: PairedEffect | None, 
     if verdict != "VERIFIED":
         return f"Nothing is claimed on {where}: measured were {figures} ({shots}), verdict {verdict}."
     return f"On {where}, {env.plain} with this predecoder makes {figures}, the strongest baseline ({shots})."
+
+
+def _without_errors(effect: PairedEffect) -> str:
+    """Return why there is no gain over the reference of an effect, which made no error."""
+    predicted = effect.reference.startswith(PREDICTED)
+    remedy = "its predictions may be the recorded flips" if predicted else "record more shots"
+    return (
+        f"{effect.reference} made no errors in {effect.counts.shots:,} sealed shots, so that a reduction of its errors "
+        f"is undefined; {remedy}"
+    )
 
 
 def stronger_baselines(env: EnvSpec, baselines: Sequence[BaselineResult]) -> list[BaselineResult]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,10 @@ from autoqec.cli.env_defaults import SEED_BANDS, default_baselines
 from autoqec.cli.env_noise import NAMED_MODELS, noise_config, split_list
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
+
+if TYPE_CHECKING:
+    from autoqec.contracts.env import EnvSpec
+    from autoqec.qec.recorded.shots import RecordedShots
 
 RECORDED_OPTIONS = ("block_shots", "candidates")
 MATRICES = ("hx", "hz", "lx", "lz")
@@ -139,6 +143,7 @@ def _write_recorded(
     from autoqec.cli.recorded_shots import diagnose, open_recorded, shown_reading
     from autoqec.qec.recorded.env import manifest_path_of, require_fit, write_models
     from autoqec.qec.recorded.predictions import baseline_names
+    from autoqec.store.files import load_env
 
     recorded, problem, _ = open_recorded(directory)
     predicted = baseline_names(recorded)
@@ -161,6 +166,22 @@ def _write_recorded(
     out.say(f"{path.stem}.estimated.dem: model estimated from the training shots")
     if named := [name for name in predicted if name in spec["baselines"]]:
         out.say(f"predictions among the baselines, which a verified gain must beat: {', '.join(named)}")
+        _warn_of_predictions_without_errors(recorded, load_env(path)[0], out)
+
+
+def _warn_of_predictions_without_errors(recorded: RecordedShots, env: EnvSpec, out: Output) -> None:
+    from autoqec.contracts.env import PREDICTED
+    from autoqec.qec.recorded.predictions import without_errors
+    from autoqec.qec.recorded.split import Split
+
+    assert env.recorded is not None and env.recorded.manifest is not None
+    visible = 0, Split.of(env.recorded).validation[1]  # sealed shots are not scored before they are tested on
+    for name in without_errors(recorded, env.recorded.manifest.shots, visible, env.predicted_by):
+        message = f"{PREDICTED}{name} makes no errors on the {visible[1]} training and validation shots"
+        out.note(
+            f"warning: {message}: no gain over it can be shown; if its files hold the recorded flips, remove them, or "
+            "choose --baselines"
+        )
 
 
 def _write(

@@ -128,9 +128,14 @@ def _compare(data: _Data, size: int, dem_out: Path | None, out: Output) -> dict[
         out.say(f"  {name:26} {count} errors, LER {count / decoded:.3e}{gain}")
     for name in data.recorded.layout.predicted_by:
         effect = effects.get(name)
-        if name not in decoders and effect is not None and effect.high < MISPLACED:
+        if name in decoders or effect is None:
+            continue
+        if effect.high < MISPLACED:
             message = f"the predictions of {name} have more than twice the errors of {reference}"
             out.note(f"warning: {message}: they may be those of other shots, in another order or inverted")
+        elif effect.errors_candidate == 0 and effect.low > 0:
+            message = f"the predictions of {name} have no errors, those of {reference} {effect.errors_reference}"
+            out.note(f"warning: {message}: they may be the recorded flips; no gain over them can be measured")
     return {
         "train_shots": data.span[0],
         "block_shots": size,

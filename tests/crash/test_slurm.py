@@ -34,7 +34,7 @@ from autoqec.verification import job
 from tests.conftest import made_workspace
 from tests.crash.invariants import Before, check, git, refs, run_ids
 from tests.crash.starts import ROOT, run_until_killed, start
-from tests.support.clusters import KEY, Cluster
+from tests.support.clusters import KEY, Cluster, fake_slurm
 
 PATIENCE_S = 300
 LONG = pytest.mark.long
@@ -109,6 +109,24 @@ def test_job_survives_the_process_that_submitted_it(workspace: Path, cluster: Cl
     assert row.status == "ok" and row.sandbox is not None
     assert set(cluster.jobs()) - set(known) == {number}, "one job, one training"
     assert KEY not in "".join(path.read_text() for path in going.layout.round(2).job_dir.glob("*.sh"))
+
+
+def test_workers_of_another_cluster_are_not_killed(fake: Cluster, tmp_path: Path) -> None:
+    """Each test has a cluster of its own, whose first job has the number 1; tests may run at the same time."""
+    other = fake_slurm(tmp_path / "other")
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "submitit.core._submit"]
+    workers = [subprocess.Popen(command, env={**each.env, "SLURM_JOB_ID": "1"}) for each in (fake, other)]
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while fake.workers("1") != [workers[0].pid] or other.workers("1") != [workers[1].pid]:
+            assert time.monotonic() < deadline, [each.workers("1") for each in (fake, other)]
+            time.sleep(0.02)
+        other.kill_workers("1")
+        assert workers[1].wait() == -signal.SIGKILL and workers[0].poll() is None
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
 
 
 @pytest.mark.parametrize(

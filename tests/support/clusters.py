@@ -47,8 +47,8 @@ class Cluster:
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
 
     def workers(self, number: str) -> list[int]:
-        """Return processes of a job that run submitit."""
-        found = []
+        """Return processes of a job that run submitit; jobs of other clusters on this machine have the same numbers."""
+        found, conf = [], f"SLURM_CONF={self.env['SLURM_CONF']}".encode()
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 known = (path / "environ").read_bytes().split(b"\0")
@@ -58,7 +58,7 @@ class Cluster:
                 job, _, index = number.partition("_")
                 wanted = {f"SLURM_ARRAY_JOB_ID={job}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()}
                 wanted = wanted if index else {f"SLURM_JOB_ID={number}".encode()}
-                if is_worker and wanted <= set(known):
+                if is_worker and wanted | {conf} <= set(known):
                     found.append(int(path.name))
         return found
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from autoqec.contracts.env import BicycleCode, BpSettings, CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
+from autoqec.contracts.env import (
+    ESTIMATED,
+    BicycleCode,
+    BpSettings,
+    CircuitDepolarizing,
+    EnvSpec,
+    FileNoise,
+    SeedPolicy,
+    StimGeneratorCode,
+)
 from autoqec.contracts.family import CodeMember
+from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.qec.problem import Problem
 
 BANDS = SeedPolicy(train=(0, 999_999), val=(1_000_000, 1_999_999), holdout=(2_000_000, 2_999_999))
@@ -22,6 +32,13 @@ def surface(d: int = 3, p: float = 0.01, basis: str = "z", rounds: int | None = 
         noise=CircuitDepolarizing(p=(p,), target_p=p),
         seed_policy=BANDS,
     )
+
+
+def recorded(candidates: int = 4) -> EnvSpec:
+    """Return an env of recorded shots whose files do not exist, for text about runs on it."""
+    code = RecordedShotsCode(path="device.recorded.json", block_shots=100, candidates=candidates)
+    noise = FileNoise()
+    return EnvSpec(name="device", code=code, noise=noise, seed_policy=BANDS, baselines=("mwpm", *ESTIMATED))
 
 
 def repetition(d: int = 5, p: float = 0.02) -> EnvSpec:

@@ -101,16 +101,22 @@ def verdict_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
     """Questions for the verdict, given what the Runner measured."""
     for recorded in rounds:
         row = recorded.row
-        if row.current_verdict is not None and row.val_shots:
-            question = verdict_question(row.dsl_config or {}, row)
-            yield _mcq(recorded, "verdict", question, VERDICTS, str(row.current_verdict))
+        if row.verification is not None and row.val_shots:
+            question = verdict_question(row.dsl_config or {}, row, row.verification.terms.shots)
+            yield _mcq(recorded, "verdict", question, VERDICTS, row.verification.verdict)
 
 
-def verdict_question(config: dict[str, Any], measured: RoundMetrics) -> str:
-    """Return the question for a verdict: config and validation counts, not the figures of the verification."""
+def verdict_question(config: dict[str, Any], measured: RoundMetrics, shots: str) -> str:
+    """Return the question for a verdict: config and validation counts, not the figures of the verification.
+
+    Args:
+        config: The config of the predecoder.
+        measured: What the Runner measured.
+        shots: How text names the verifier's shots.
+    """
     counts = f"On {measured.val_shots} validation shots plain matching erred {measured.val_errors_plain} times, "
     counts += f"the predecoder {measured.val_errors_predecoder} times."
-    return f"{_design(config)}\n{counts}\nWhat is the verdict of the verifier, on fresh shots?"
+    return f"{_design(config)}\n{counts}\nWhat is the verdict of the verifier, on {shots}?"
 
 
 def gain_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:

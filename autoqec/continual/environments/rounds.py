@@ -51,7 +51,7 @@ class RoundRoutine:
 
 
 def verified_task_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of history as task info, with the gain that the verifier measured on fresh shots."""
+    """Return a row of history as task info, with the gain that the verifier measured."""
     info = task_info_of_row(row)
     if info.get("verify_verdict") == "VERIFIED":
         names = ("relative", "relative_low", "relative_high")

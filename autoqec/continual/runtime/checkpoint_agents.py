@@ -103,7 +103,7 @@ def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[AnalystView]
         if metrics.status != "ok" or not metrics.val_shots:
             return mechanical_response
         config = files.load_yaml(files.read_text(metrics_path.parent / "config.yaml"), location="config.yaml")
-        env = MCQEnv(verdict_question(config, metrics), VERDICTS[0], choices=list(VERDICTS))
+        env = MCQEnv(verdict_question(config, metrics, view.terms.shots), VERDICTS[0], choices=list(VERDICTS))
         with agent.frozen():
             chosen = env.letter_of(agent.clone_for_episode().act(env.reset()))
         if chosen is None:

@@ -13,6 +13,7 @@ from autoqec.continual.environments.design_text import task
 from autoqec.continual.memory.entries import CheatsheetEntry, Entry, ExperienceEntry, ReflectionEntry
 from autoqec.continual.memory.factory import Memory, build_memory, load_memory
 from autoqec.continual.memory.retrieval import RetrievalService
+from autoqec.contracts.comparison import comparison_terms
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.notebook import Lesson
@@ -114,13 +115,14 @@ class CrossRunMemory:
 
 def experiences(run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> list[ExperienceEntry]:
     """Return one experience per finished round: task of the env, config, verdict and validation figures, advice."""
-    obs, entries = task(EnvFeatures.of(env)), []
+    obs, entries = task(EnvFeatures.of(env)), list[ExperienceEntry]()
+    shots = comparison_terms(sealed=env.recorded is not None).shots
     for row in (state.row for state in fold(rows).rounds.values() if not state.lost):
         if row.dsl_config:
             attempt = row.refers_to_attempt or row.round_attempt_id
             metadata = {"run": run_id, "round": row.round, "attempt": attempt, "env": env.name}
             config = json.dumps(row.dsl_config, sort_keys=True)
-            entries.append(ExperienceEntry(obs=obs, action=config, feedback=_feedback(row), metadata=metadata))
+            entries.append(ExperienceEntry(obs=obs, action=config, feedback=_feedback(row, shots), metadata=metadata))
     return entries
 
 
@@ -131,13 +133,13 @@ def _lesson(run_id: str, env: EnvSpec, lesson: Lesson) -> ExperienceEntry:
     return ExperienceEntry(obs=task(EnvFeatures.of(env)), action=text, feedback={}, metadata=metadata)
 
 
-def _feedback(row: HistoryRow) -> dict[str, Any]:
+def _feedback(row: HistoryRow, shots: str) -> dict[str, Any]:
     """Return the outcome of a round in the feedback format of all environments."""
     if row.status != "ok":
         outcome, gain = f"{row.status}: {row.status_reason}", None
     elif row.verify_verdict is not None:
         gain = row.relative_holdout
-        figure = "no effect published" if gain is None else f"{100 * gain:+.1f}% of the errors avoided on fresh shots"
+        figure = "no effect published" if gain is None else f"{100 * gain:+.1f}% of the errors avoided on {shots}"
         outcome = f"verifier: {row.verify_verdict}, {figure}"
     else:
         plain = row.ler_plain_classical

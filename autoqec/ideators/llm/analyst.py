@@ -60,7 +60,7 @@ class LlmAnalyst(Role):
         turn = "\n".join([*blocks, "What did the round show, and what should be tried next?"])
         return Request(
             role=self.name,
-            system=(prompts.ANALYST_PROMPT,),
+            system=(prompts.analyst_prompt(view.terms),),
             messages=(Message(role="user", content=turn),),
             output=AnalystResponse,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autoqec.contracts.comparison import SEALED, ComparisonTerms
 from autoqec.contracts.env import PREDICTED, EnvSpec
 from autoqec.contracts.views import IdeatorView
 
@@ -41,12 +42,6 @@ variables, and it keeps the names and signatures that other files use."""
 _CODER_BUILD = """
 Config and code are built and take one training step before the round is spent; what fails comes back to you."""
 
-ANALYST_PROMPT = f"""You are the Analyst. Read the metrics of one round and state what it showed.
-verdict: `candidate` asks the verifier to spend fresh shots on the round; `ignore` does not. It is a nomination, not a
-result. Nominate if the paired interval on validation shots lies above 0, or if a near miss is worth the shots.
-delta is positive if the predecoder is better. Quote figures only as they are given.
-{_RULES}"""
-
 READER_PROMPT = f"""You are the Reader. A program has produced findings about a search for neural predecoders. State
 what matters in them, most severe first, in at most five points, each with the one change that it calls for. Fewer
 points are better than weak ones. Join findings that have one cause. Quote figures only as they are given, and name
@@ -61,6 +56,19 @@ _CODE_FACT = (
 )
 
 
+def analyst_prompt(terms: ComparisonTerms) -> str:
+    """Return the system prompt of the Analyst.
+
+    Args:
+        terms: How text names the verifier's shots.
+    """
+    return f"""You are the Analyst. Read the metrics of one round and state what it showed.
+verdict: `candidate` asks the verifier to spend {terms.shots} on the round; `ignore` does not. It is a nomination, not a
+result. Nominate if the paired interval on validation shots lies above 0, or if a near miss is worth the shots.
+delta is positive if the predecoder is better. Quote figures only as they are given.
+{_RULES}"""
+
+
 def ideator_prompt(view: IdeatorView, *, code_may_change: bool = False, keeps_lessons: bool = False) -> tuple[str, str]:
     """Return the system prompt of the Ideator for the env of its view: the task, then facts about the problem.
 
@@ -71,10 +79,13 @@ def ideator_prompt(view: IdeatorView, *, code_may_change: bool = False, keeps_le
     """
     env = view.require_env()
     decoder, variable = INNER_DECODERS[env.backend]
+    verifier = f"A verifier measures the logical error rate on {view.terms.shots}."
+    if view.terms == SEALED:
+        verifier += f" A gain counts over the {SEALED.reference}."
     task = f"""You are the Ideator of a search for neural predecoders of quantum error-correcting codes.
 A predecoder reads the detection events of a shot and assigns its own log-odds to {variable}; the inner decoder,
 {decoder}, then decodes the shot with these weights.
-A verifier measures the logical error rate on fresh shots. Goal: a Pareto front of verified decoders over logical error
+{verifier} Goal: a Pareto front of verified decoders over logical error
 rate, FLOPs and parameters.
 
 Propose one round: a hypothesis in one sentence, a short slug, and the config that tests it.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autoqec.contracts.comparison import FRESH
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import RoundRow
 from autoqec.ideators.llm.data_blocks import sanitize
@@ -34,7 +35,12 @@ class ShortRound:
 
 
 def format_round_lines(
-    rounds: Sequence[ShortRound], names: Mapping[str, int], room: int, read_texts: str | None = None
+    rounds: Sequence[ShortRound],
+    names: Mapping[str, int],
+    room: int,
+    read_texts: str | None = None,
+    *,
+    shots: str = FRESH.shots,
 ) -> str:
     """Return one line per round under a header that explains the columns, in at most `room` characters.
 
@@ -46,9 +52,10 @@ def format_round_lines(
         names: Branch -> round.
         room: Maximum number of characters.
         read_texts: Tool that returns the texts of a round in full; None: none is offered.
+        shots: How text names the verifier's shots.
     """
     baselines = list(dict.fromkeys(effect.reference for one in rounds for effect in one.gains))
-    header = _header(baselines, read_texts)
+    header = _header(baselines, read_texts, shots)
     figures = [_figures(one, dict(names), baselines) for one in rounds]
     room -= len(header) + len("\n(99999 earlier rounds left out)")
     kept, used = 0, 0
@@ -63,11 +70,11 @@ def format_round_lines(
     return "\n".join([header, *note, *lines])
 
 
-def _header(baselines: Iterable[str], read_texts: str | None) -> str:
+def _header(baselines: Iterable[str], read_texts: str | None, shots: str) -> str:
     names = ", ".join(sanitize(name, 40) for name in baselines) or "the baselines"
     return (
         f"round (f: forkable) < parents | gain on validation shots x1e-5 [95% interval] fixed/broken, or how "
-        f"it ended | gain in % over {names} on fresh shots | parameters/FLOPs | verdict (V verified, I inconclusive, "
+        f"it ended | gain in % over {names} on {shots} | parameters/FLOPs | verdict (V verified, I inconclusive, "
         "S suspicious, F failed, - not tested) | change, keys by their initials | hypothesis > result; texts are cut"
         + (f", {read_texts} has them" if read_texts else "")
     )

@@ -90,20 +90,21 @@ def format_run_record(
         room: Maximum number of characters of all blocks together.
         read_texts: Tool that returns a round in full; None: none is offered.
     """
-    rows = _recorded(view)
+    rows, shots = _recorded(view), view.terms.shots
     names, by_branch = round_numbers(view), _by_branch(rows)
     first_detailed, limit = _detailed(len(rows), room)
     earlier, best = rows[:first_detailed], _best(rows[:first_detailed])
 
     def block(row: RoundRow, about: str = "") -> str:
-        text = _paragraph(row, names, by_branch, read_evidence(row["round"]), limit - _BLOCK_CHARS)
+        text = _paragraph(row, names, by_branch, read_evidence(row["round"]), shots, limit - _BLOCK_CHARS)
         return data_block(f"round {row['round']}{about}", text)
 
     summary: list[str] = []
     if earlier:
         room -= (_most_detailed(len(rows), first_detailed) + 1) * limit + _BLOCK_CHARS
         short = [_short_round(view, row, by_branch, read_evidence(row["round"])) for row in earlier]
-        summary = [data_block("earlier rounds, oldest first", format_round_lines(short, names, room, read_texts))]
+        lines = format_round_lines(short, names, room, read_texts, shots=shots)
+        summary = [data_block("earlier rounds, oldest first", lines)]
     if best is not None:
         summary.append(block(best, ", the best of the earlier ones"))
     return (*summary, *(block(row) for row in rows[first_detailed:]))
@@ -136,7 +137,7 @@ def _short_round(
 
 def describe_round(view: IdeatorView, row: RoundRow, evidence: RoundEvidence) -> str:
     """Return the paragraph of one round of a view."""
-    return _paragraph(row, round_numbers(view), _by_branch(_recorded(view)), evidence)
+    return _paragraph(row, round_numbers(view), _by_branch(_recorded(view)), evidence, view.terms.shots)
 
 
 def format_code(view: IdeatorView, read_code: ReadCode, room: int = TURN_CHARS, read_files: str | None = None) -> str:
@@ -190,6 +191,7 @@ def _paragraph(
     names: dict[str, int],
     by_branch: Mapping[str | None, RoundRow],
     evidence: RoundEvidence,
+    shots: str,
     limit: int = MAX_ROUND_CHARS,
 ) -> str:
     lines = [round_line(row, names), f"expected: {sanitize(row.get('hypothesis'), 200)}"]
@@ -198,7 +200,7 @@ def _paragraph(
         lines.append(f"changed from {format_parents(row['fork_from'], names)}: {sanitize(change, 160)}")
     if evidence.validation is not None:
         lines.append(_validation(evidence.validation))
-    lines += [f"gain over {_gain(effect)} (fresh shots)" for effect in evidence.gains]
+    lines += [f"gain over {_gain(effect)} ({shots})" for effect in evidence.gains]
     lines += [
         f"{label}: {sanitize(text, 160)}"
         for label, text in (("result", row.get("summary_1line")), ("advice", row.get("next_hypothesis_seed")))

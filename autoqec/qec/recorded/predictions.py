@@ -10,8 +10,8 @@ from autoqec.contracts.env import PREDICTED, PREDICTED_DECODER
 from autoqec.contracts.recorded import RecordedBlock
 from autoqec.errors import UsageError
 from autoqec.qec.recorded.progress import SILENT, Reading
-from autoqec.qec.recorded.shots import RecordedShots
-from autoqec.qec.recorded.split import SKIPPING, Span
+from autoqec.qec.recorded.shots import CHUNK, RecordedShots
+from autoqec.qec.recorded.split import SKIPPING, Span, read_span
 from autoqec.qec.stats import error_mask
 
 HINT = "use predictions of the same shots, or remove the file from the directory of the shots"
@@ -106,6 +106,27 @@ class PredictedSpan:
         joined = np.concatenate(held)
         self._held[name] = joined[n:]
         return joined[:n]
+
+
+def without_errors(recorded: RecordedShots, counts: Sequence[int], span: Span, names: Sequence[str]) -> list[str]:
+    """Return the decoders that predict every shot of a span correctly; reading ends when each has made an error.
+
+    Args:
+        recorded: The shots.
+        counts: Shots of each block of files, as in the manifest.
+        span: The shots, counted over all files.
+        names: The decoders, without `recorded:`.
+
+    Raises:
+        UsageError: A file is damaged, or has another number of shots than the manifest counts.
+    """
+    left, predicted = list(names), PredictedSpan(recorded, counts, span, names)
+    for shots in read_span(recorded, counts, span, span[1] - span[0], CHUNK) if left else ():
+        wrong = predicted.wrong_shots(shots.observables)
+        left = [name for name in left if not wrong[f"{PREDICTED}{name}"].any()]
+        if not left:
+            break
+    return left
 
 
 def _span_of(

@@ -91,6 +91,27 @@ def test_noise_file_of_25_parameters(here: Path, nested: bool) -> None:
     assert load_env(here / "m.yaml")[0].target == 0.003
 
 
+@pytest.mark.parametrize("points", [(), ("--p", "0.003")])
+@pytest.mark.parametrize(("value", "problem"), [(1e-320, "too small to be scaled to p"), (0, "is 0, outside (0, 1/2)")])
+def test_noise_file_without_usable_noise_is_refused_by_name(
+    here: Path, capsys: pytest.CaptureFixture[str], value: float, problem: str, points: tuple[str, ...]
+) -> None:
+    (here / "noise.json").write_text(json.dumps(dict.fromkeys(Nvidia25Parameters.model_fields, value)))
+    assert made("n", *TASK, "--noise-file", "noise.json", *points) == 2
+    message, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert message.startswith("error: noise.json: the largest total of a group of errors is ") and problem in message
+    assert hint == "hint: the file has p_prep_X to p_cnot_ZZ, 25 probabilities" and not (here / "n.yaml").exists()
+
+
+def test_noise_of_an_env_file_that_cannot_be_scaled_is_named(here: Path) -> None:
+    (here / "noise.json").write_text(json.dumps(dict.fromkeys(Nvidia25Parameters.model_fields, 1e-300)))
+    assert made("n", *TASK, "--noise-file", "noise.json", "--p", "0.003") == 0, "only ratios matter"
+    text = (here / "n.yaml").read_text(encoding="utf-8")
+    (here / "n.yaml").write_text(text.replace("1.0e-300", "1.0e-320"), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"n.yaml: field `noise.parameters.*too small to be scaled to p"):
+        load_env(here / "n.yaml")
+
+
 @pytest.mark.parametrize("ending", ["stim", "dem"])
 def test_path_of_stim_file_is_relative_to_env(here: Path, ending: str) -> None:
     (here / "envs").mkdir()

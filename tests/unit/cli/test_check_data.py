@@ -138,6 +138,25 @@ def test_predictions_in_another_order_are_named(here: Path, capsys: pytest.Captu
     assert (warning in capsys.readouterr().err) is (moved_by > 0)
 
 
+@pytest.mark.parametrize("flips", [True, False])
+def test_predictions_without_errors_are_named(here: Path, capsys: pytest.CaptureFixture[str], flips: bool) -> None:
+    """A copy of the recorded flips; predictions that are wrong in the first shot of a file have an error."""
+    plain_directory(here / "data", 2000, 1)
+    write_predictions(here / "data", "other", 2000)
+    if flips:
+        recorded = stim.read_shot_data_file(path=here / "data/flips0.01", format="01", num_observables=1)
+        write_shots(here / "data/other0.b8", recorded, "observables")
+    assert run_cli(group, ["check-data", "data"]) == 0
+    warning = "warning: the predictions of other have no errors, those of mwpm "
+    assert warning in capsys.readouterr().err, "the first half, which trains the estimate, is not decoded"
+    assert run_cli(group, ["add-env", "mine", "--recorded", "data", "--shots", "200"]) == 0
+    warning = "warning: recorded:other makes no errors on the 1200 training and validation shots: no gain over it"
+    assert (warning in capsys.readouterr().err) is flips
+    chosen = ["add-env", "chosen", "--recorded", "data", "--shots", "200", "--baselines", "mwpm"]
+    assert run_cli(group, chosen) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_predictions_of_others_become_baselines_of_an_env(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     google_directory(here / "data")
     assert run_cli(group, ["add-env", "mine", "--recorded", "data", "--shots", "200"]) == 0

@@ -24,15 +24,16 @@ from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import Draft, fold, is_finished
 from tests.support import rounds
+from tests.support.envs import recorded
 
 ENV = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"
 
 
-def memory(tmp_path: Path, *rows: HistoryRow) -> RunMemory:
+def memory(tmp_path: Path, *rows: HistoryRow, **info: Any) -> RunMemory:
     layout = RunLayout(tmp_path, rounds.RUN_ID)
     layout.root.mkdir(parents=True)
     history = History(layout)
-    history.write_info(rounds.info())
+    history.write_info(rounds.info(**info))
     for row in rows:
         layout.round(row.round).dir.mkdir(exist_ok=True)
         history.append_row(row)
@@ -130,6 +131,15 @@ def test_analyst_view_has_an_absolute_path(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     view = found.l3_for_analyst("runs/x/round_1")
     assert view.metrics_path == tmp_path / "runs/x/round_1/metrics.json"
+
+
+def test_views_of_the_roles_name_the_shots_of_the_run(tmp_path: Path) -> None:
+    env, _ = load_env(ENV)
+    fresh, sealed = memory(tmp_path / "fresh"), memory(tmp_path / "sealed", sealed_shots=True)
+    assert fresh.l3_for_analyst("x").terms.shots == "fresh shots"
+    assert sealed.l3_for_analyst("x").terms.shots == "sealed shots"
+    assert fresh.l2_for_ideator(env, rounds.CONFIG).terms.shots == "fresh shots"
+    assert sealed.l2_for_ideator(recorded(), rounds.CONFIG).terms.shots == "sealed shots"
 
 
 def test_log_describes_each_outcome(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def test_code_capacity_decodes_single_errors_exactly() -> None:
         ),
         ({"model": "nvidia_25", "parameters": {"p_meas_Z": 0.01}}, {}, "p_prep_X: Field required"),
         ({"model": "nvidia_25", "parameters": parameters()}, {}, r"is 0, outside"),
+        ({"model": "nvidia_25", "parameters": parameters(p_meas_Z=1e-320)}, {}, "too small to be scaled to p"),
         ({"model": "nvidia_25", "parameters": parameters(p_idle_X=0.1)}, {}, "p_idle_X: Extra inputs"),
         ({"model": "nvidia_25", "parameters": parameters(p_cnot_XX=0.4, p_cnot_ZZ=0.2)}, {}, "is 0.6, outside"),
     ],

@@ -110,6 +110,22 @@ def test_chain_far_from_the_boundary_is_decoded() -> None:
 
 
 @needs_c
+@pytest.mark.parametrize("exponent", [-120, -40, 40, 100])
+def test_blossoms_are_expanded_in_time_under_weights_of_every_size(exponent: int) -> None:
+    """Powers of two scale every sum exactly: the very solutions of weights near 1."""
+    rng = np.random.default_rng(3)
+    place, pairs = rng.random((16, 2)), np.array(list(itertools.combinations(range(16), 2)))
+    checks = sp.csc_matrix((np.arange(16)[:, None, None] == pairs).any(axis=2), dtype=np.uint8)
+    events = (rng.random((500, 16)) < 0.9).astype(np.uint8)
+    events[:, 0] ^= (events.sum(axis=1) % 2).astype(np.uint8)  # without a boundary only an even number can fire
+    apart = np.linalg.norm(place[pairs[:, 0]] - place[pairs[:, 1]], axis=1)
+    weights = (apart + rng.exponential(0.3, (500, len(pairs)))).astype(np.float32)
+    matcher = WeightedMatching(checks)
+    expected = matcher.decode_batch(events, weights)
+    assert np.array_equal(matcher.decode_batch(events, weights * np.float32(2.0**exponent)), expected)
+
+
+@needs_c
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_solutions_do_not_depend_on_the_unit_of_weights(scale: float) -> None:
     """How far events are explored at first follows the mean weight."""

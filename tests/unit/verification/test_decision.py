@@ -15,7 +15,7 @@ from autoqec.contracts.verdict import (
     current_verdict,
 )
 from autoqec.qec.stats import paired_effect, rate
-from autoqec.verification.decision import claim, decide, decide_recorded
+from autoqec.verification.decision import claim, claim_recorded, decide, decide_recorded
 from tests.support.envs import surface
 
 ENV = surface(5, 0.005)
@@ -156,6 +156,22 @@ def test_recorded_blocks_that_are_no_evidence(change: dict[str, Any], verdict: s
     spent, found = SPENT.model_copy(update=change), effect(700, 250)
     got, reasons = decide_recorded(ENV, sequential("evidence"), found, PASSED, spent, on_blocks(found))
     assert got == verdict and any(reason in line for line in reasons)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("recorded:other", "its predictions may be the recorded flips"), ("mwpm", "record more shots")]
+)
+def test_reference_without_errors_is_named(name: str, remedy: str) -> None:
+    """No reduction is defined, and what is left of the differences of blocks looks like a correlation of the shots."""
+    counts = PairedCounts(shots=1400, errors_reference=0, errors_candidate=74, fixed=0, broken=74)
+    found = PairedEffect(reference=name, p=None, counts=counts, delta=-0.05, delta_low=-0.1, delta_high=0.0,
+                         relative=None, relative_low=None, relative_high=None)  # fmt: skip
+    spent = SPENT.model_copy(update={"blocks_too_short": True, "autocorrelation": 0.78})
+    text = f"{name} made no errors in 1,400 sealed shots, so that a reduction of its errors is undefined; {remedy}"
+    verdict, reasons = decide_recorded(ENV, sequential("budget"), found, PASSED, spent, on_blocks(found))
+    assert verdict == "INCONCLUSIVE" and reasons[1] == text and not any("too short" in line for line in reasons)
+    claimed = claim_recorded(ENV, verdict, found, spent)
+    assert claimed == f"Nothing is claimed on the recorded shots of surface_d5_z: {text}."
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("complete", "FAILED"), ("canary", "SUSPICIOUS")])

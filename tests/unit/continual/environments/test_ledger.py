@@ -62,6 +62,12 @@ def test_verdict_questions_have_the_verdict_as_target(tmp_path):
     assert "80 times" in found[0].reset() and "VERIFIED" not in found[0].question
 
 
+def test_verdict_questions_name_the_shots_of_the_verifier(tmp_path):
+    sealed = row(2, 90, verdict="FAILED", beats_panel={"mwpm_estimated": False})
+    first, second = dataset(tmp_path, rows=[ROWS[0], sealed], topics=["verdict"]).get_dataset()
+    assert "verifier, on fresh shots?" in first.question and "verifier, on sealed shots?" in second.question
+
+
 def test_gain_questions_contain_only_the_design(tmp_path):
     found = dataset(tmp_path, topics=["gain"]).get_dataset()
     assert answers(found) == {

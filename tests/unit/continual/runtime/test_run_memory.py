@@ -10,13 +10,15 @@ import pytest
 
 from autoqec.continual.memory.entries import CheatsheetEntry, ReflectionEntry
 from autoqec.continual.memory.factory import build_memory, load_memory
-from autoqec.continual.runtime.run_memory import CrossRunMemory
+from autoqec.continual.runtime.run_memory import CrossRunMemory, experiences
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.notebook import Citation, Lesson
 from autoqec.errors import ContractError, UsageError
+from autoqec.store.files import load_env
 from tests.support import rounds
 from tests.support.envs import surface
+from tests.support.recorded import recorded_env
 
 SMALL, LARGE = surface(3, 0.01), surface(5, 0.005)
 
@@ -45,6 +47,13 @@ def test_each_round_is_learned_once_and_survives_reloading(tmp_path: Path) -> No
         first.feedback["correct"] and "+12.0%" in first.feedback["message"] and json.loads(first.action) == config(96)
     )
     assert "a deeper net" in first.feedback["message"]
+
+
+def test_experiences_name_the_shots_of_the_verifier(tmp_path: Path) -> None:
+    sealed, _ = load_env(recorded_env(tmp_path))
+    for env, shots in ((SMALL, "fresh shots"), (sealed, "sealed shots")):
+        (entry,) = experiences("run-a", env, [verified(1, 0.12, 96)])
+        assert f"+12.0% of the errors avoided on {shots}" in entry.feedback["message"]
 
 
 def test_notes_list_gains_and_failures_of_other_runs(tmp_path: Path) -> None:

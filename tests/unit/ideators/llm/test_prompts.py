@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +12,15 @@ import yaml
 from autoqec.contracts.answers import IdeatorAnswer
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import BASELINES, EnvSpec
+from autoqec.contracts.round import RoundMetrics
 from autoqec.ideators.llm import prompts
+from autoqec.ideators.llm.analyst import LlmAnalyst
 from autoqec.ideators.llm.coder import LlmCoder
 from autoqec.ideators.llm.ideator import LlmIdeator
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.locate import builtin_envs
-from tests.support.role_views import coder_view, ideator_view
+from tests.support.envs import recorded, surface
+from tests.support.role_views import analyst_view, coder_view, ideator_view
 
 MLP = PredecoderDSL.model_validate({"type": "mlp", "mlp": {}}).config()
 CODE_WORDS = ("code_change", "custom_fn", "Coder")
@@ -44,6 +49,22 @@ def test_ideator_prompt_is_true_for_every_env(name: str, code_may_change: bool) 
         assert ("`inputs: all` is the only useful choice" in text) == (inputs == "all")
         assert ("`inputs: other_sector` reads the others" in text) == (inputs == "other_sector")
         assert [word in text for word in CODE_WORDS] == [code_may_change] * len(CODE_WORDS)
+
+
+def test_ideator_prompt_names_the_shots_of_the_verifier() -> None:
+    fresh = ideator_system(surface(), "all", code_may_change=False)
+    sealed = ideator_system(recorded(), "all", code_may_change=False)
+    assert "logical error rate on fresh shots. Goal:" in fresh and "sealed" not in fresh
+    assert "logical error rate on sealed shots. A gain counts over the strongest baseline. Goal:" in sealed
+    assert "fresh" not in sealed
+
+
+@pytest.mark.parametrize(("sealed", "shots"), [(False, "fresh shots"), (True, "sealed shots")])
+def test_analyst_prompt_names_the_shots_of_the_verifier(tmp_path: Path, sealed: bool, shots: str) -> None:
+    path = tmp_path / "metrics.json"
+    path.write_text(json.dumps(RoundMetrics(status="train_error", status_reason="x").dump()), encoding="utf-8")
+    system = LlmAnalyst(ScriptedLM(["-"])).request(analyst_view(path, sealed_shots=sealed)).system
+    assert f"asks the verifier to spend {shots} on the round" in system[0]
 
 
 @pytest.mark.parametrize("fork_from", [(), ("exp/r/01-x",), ("exp/r/01-x", "exp/r/02-x")])

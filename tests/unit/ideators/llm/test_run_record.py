@@ -13,6 +13,7 @@ from autoqec.ideators.llm import run_record, view_budget
 from autoqec.ideators.llm.run_record import RoundEvidence, evidence_reader, format_code, format_run_record
 from autoqec.qec.stats import paired_effect
 from autoqec.store.layout import RunLayout
+from tests.support.envs import recorded
 from tests.support.role_views import ideator_view
 
 CONFIG = space.TEMPLATES[0].config
@@ -59,6 +60,13 @@ def test_round_is_described_with_everything_that_was_measured() -> None:
         "changed from r1: training.learning_rate", " to 0.0001",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_figures_of_recorded_shots_are_those_of_sealed_shots() -> None:
+    rows = [row(number) for number in range(1, 80)]
+    text = "\n".join(format_run_record(ideator_view(rows, env=recorded()), lambda number: EVIDENCE))
+    assert "errors in 200000 shots (sealed shots)" in text and "in % over mwpm_correlated on sealed shots" in text
+    assert "fresh" not in text and "in % over mwpm_correlated on fresh shots" in record(rows)
 
 
 def test_run_without_rounds_has_no_record() -> None:
