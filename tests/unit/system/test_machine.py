@@ -119,6 +119,16 @@ def test_editable_modules_and_data_change_neither(package: Path, name: str) -> N
     assert hashes() == before
 
 
+def test_links_to_directories_and_byte_code_change_neither(package: Path, tmp_path: Path) -> None:
+    before = hashes()
+    elsewhere = tmp_path / "elsewhere"
+    for directory in (elsewhere, package / "qec" / "__pycache__"):
+        directory.mkdir()
+        (directory / "a.py").write_text("1")
+    (package / "qec" / "linked").symlink_to(elsewhere)
+    assert hashes() == before
+
+
 def test_checkout_and_installed_wheel_have_the_same_hash(package: Path) -> None:
     command_line = package.parent / "cli"
     command_line.mkdir()
