@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import ClassVar
 
 
 def similar_names(name: str, known: Iterable[str]) -> str:
     """Return up to three of the known names that are most like `name`, else the first three, separated by commas."""
+    from difflib import get_close_matches  # takes 3 ms, and most processes need none
+
     names = list(known)
     return ", ".join(get_close_matches(name, names, n=3, cutoff=0.5) or names[:3])
 

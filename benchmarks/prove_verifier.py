@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from scipy import stats as distributions
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.contracts.profiles import PROFILES
-from autoqec.contracts.verdict import PairedCounts, PairedEffect, StoppedBy, Verdict
+from autoqec.contracts.verdict import PairedEffect, StoppedBy, Verdict
 from autoqec.qec.stats import paired_effect
 from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.decision import decide

@@ -20,6 +20,7 @@ from autoqec.contracts import (
     answers,
     archive,
     board,
+    counts,
     dsl,
     env,
     family,
@@ -37,6 +38,7 @@ from autoqec.contracts import (
     settings,
     trial,
     verdict,
+    verification_job,
 )
 from autoqec.contracts.base import Contract
 from autoqec.store.package_layout import PACKAGED_BOARD
@@ -52,11 +54,13 @@ MODULES = (
     profiles,
     round,
     job,
+    verification_job,
     provenance,
     history,
     settings,
     messages,
     answers,
+    counts,
     verdict,
     pareto,
     archive,

@@ -10,8 +10,9 @@ from pathlib import Path
 from autoqec.board.circuits import read_lines
 from autoqec.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS
 from autoqec.contracts.board import BoardCircuit, BoardMeasurement
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import CORRELATED
-from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
+from autoqec.contracts.verdict import PairedEffect, Rate
 from autoqec.errors import ContractError
 from autoqec.qec.stats import paired_effect, per_round, rate
 from autoqec.store import atomic, jsonl

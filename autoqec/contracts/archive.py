@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.names import RUN_ID, RUN_REF, branch_name, distinct_paths, plain_path
-from autoqec.contracts.provenance import SHA1, SHA256
+from autoqec.contracts.names import RUN_ID, RUN_REF, SHA1, SHA256, branch_name, distinct_paths, plain_path
 
 BUNDLE, RUN = "branches.bundle", "run"
 MAX_BYTES = 8 * 2**30

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.round import RoundMetrics, RoundStatus
-from autoqec.contracts.verdict import PairedCounts
 
 
 class Event(Contract):

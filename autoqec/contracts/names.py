@@ -1,4 +1,4 @@
-"""Checks of untrusted names that become paths or git refs."""
+"""Checks of untrusted names that become paths or git refs, and patterns of hashes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+SHA1 = r"^[0-9a-f]{40}$"
+SHA256 = r"^[0-9a-f]{64}$"
 RUN_ID = r"^[0-9]{8}-[0-9]{6}(-[1-9][0-9]{0,5})?$"
 _RUN = RUN_ID.removeprefix("^").removesuffix("$")
 # Refs of a run: branches of rounds, also in quarantine, and a pin per attempt.

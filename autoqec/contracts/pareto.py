@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.provenance import SHA1
+from autoqec.contracts.names import SHA1
 from autoqec.contracts.round import ComposeMode, ForkFrom
 from autoqec.contracts.verdict import CountedBy
 

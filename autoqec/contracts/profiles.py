@@ -52,10 +52,11 @@ class Profile(Contract):
         return self.model_copy(update={name: max(1, round(getattr(self, name) * share)) for name in names})
 
 
+# Not validated here, which would take 5 ms at the start of every process.
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile(
+        Profile.model_construct(
             name="smoke",
             train_shots=131_072,
             finetune_shots=512,
@@ -66,10 +67,10 @@ PROFILES: dict[str, Profile] = {
             judge_point_shots=4_000,
             round_wallclock_s=120,
             judge_wallclock_s=120,
-            memory_gb=4,
+            memory_gb=4.0,
             disk_mb=64,
         ),
-        Profile(
+        Profile.model_construct(
             name="dev",
             train_shots=1_750_000,
             finetune_shots=90_000,
@@ -80,10 +81,10 @@ PROFILES: dict[str, Profile] = {
             judge_point_shots=20_000,
             round_wallclock_s=900,
             judge_wallclock_s=600,
-            memory_gb=8,
+            memory_gb=8.0,
             disk_mb=256,
         ),
-        Profile(
+        Profile.model_construct(
             name="prod",
             train_shots=200_000_000,
             finetune_shots=5_000_000,
@@ -94,7 +95,7 @@ PROFILES: dict[str, Profile] = {
             judge_point_shots=200_000,
             round_wallclock_s=6 * 3600,
             judge_wallclock_s=3 * 3600,
-            memory_gb=64,
+            memory_gb=64.0,
             disk_mb=4096,
         ),
     )

@@ -7,11 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.names import plain_path
+from autoqec.contracts.names import SHA1, SHA256, plain_path
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundStatus, canonical_fork
-
-SHA1 = r"^[0-9a-f]{40}$"
-SHA256 = r"^[0-9a-f]{64}$"
 
 
 class PointerProvenance(Contract):

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.counts import MemberCounts, PairedCounts
 from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
 from autoqec.contracts.timing import UtcTime
-from autoqec.contracts.verdict import MemberCounts, PairedCounts
 
 RoundStatus = Literal[
     "ok",

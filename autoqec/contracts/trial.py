@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.round import FailureCause
 from autoqec.contracts.timing import UtcTime
-from autoqec.contracts.verdict import PairedCounts
 
 MAX_LOG_CHARS = 3_000
 

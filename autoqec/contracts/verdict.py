@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.timing import UtcTime
 
 Verdict = Literal["VERIFIED", "INCONCLUSIVE", "SUSPICIOUS", "FAILED"]
@@ -26,25 +27,6 @@ def current_verdict(verdict: Verdict, version: ReportVersion | None) -> Verdict:
         version: `schema_version` of the report; None for rows of earlier versions.
     """
     return "INCONCLUSIVE" if verdict == "SUSPICIOUS" and version in (None, 1) else verdict
-
-
-class PairedCounts(Contract):
-    """Outcomes of two decoders on the same shots."""
-
-    shots: int = Field(description="shots that both decoders decoded")
-    errors_reference: int = Field(description="logical errors of the reference")
-    errors_candidate: int = Field(description="logical errors of the candidate")
-    fixed: int = Field(description="reference wrong, candidate right")
-    broken: int = Field(description="reference right, candidate wrong")
-
-
-class MemberCounts(Contract):
-    """Outcomes of predecoder and inner decoder on validation shots of one circuit of a family."""
-
-    distance: int = Field(description="code distance")
-    rounds: int = Field(description="rounds of syndrome measurement")
-    p: float = Field(description="physical error rate")
-    counts: PairedCounts = Field(description="paired outcomes; the reference is the inner decoder alone")
 
 
 class PairedEffect(Contract):

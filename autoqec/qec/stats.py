@@ -8,8 +8,9 @@ from collections.abc import Callable
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.round import RoundMetrics
-from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
+from autoqec.contracts.verdict import PairedEffect, Rate
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,26 +6,20 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.provenance import (
-    Manifest,
-    ManifestArtifact,
-    ManifestEnvironment,
-    ManifestRepo,
-    ManifestRound,
-)
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.decoders import overlay
-from autoqec.qec.circuit_hash import circuit_sha256
-from autoqec.qec.codes import build_source
 from autoqec.runner.collect import Artifact
 from autoqec.runner.pointer import dsl_sha256
 from autoqec.store import atomic, files
 from autoqec.store.round_layout import RoundLayout
 from autoqec.store.run_log import LOGGER
 from autoqec.system import git, machine
+
+if TYPE_CHECKING:
+    from autoqec.contracts.provenance import Manifest
 
 
 def write_artifact_manifest(
@@ -44,6 +38,17 @@ def write_artifact_manifest(
 
 
 def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict[str, Any]) -> Manifest:
+    # numpy, stim and these contracts are not needed to start a round
+    from autoqec.contracts.provenance import (
+        Manifest,
+        ManifestArtifact,
+        ManifestEnvironment,
+        ManifestRepo,
+        ManifestRound,
+    )
+    from autoqec.qec.circuit_hash import circuit_sha256
+    from autoqec.qec.codes import build_source
+
     layout = RoundLayout(Path(os.path.abspath(config.round_dir)), config.round_idx)
     env = files.parse_env(config.env_yaml, location="env")
     round_files = [_file_artifact(path) for path in (layout.config, layout.metrics)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.verdict import PairedCounts
+from autoqec.contracts.counts import PairedCounts
 from autoqec.errors import ContractError
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult
 from autoqec.store import atomic

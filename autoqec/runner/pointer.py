@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autoqec.contracts.base import sha256_bytes, sha256_json
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.provenance import Pointer, PointerPaths, PointerProvenance, PointerSummary
 from autoqec.contracts.round import RoundMetrics, RunnerConfig, canonical_fork
 from autoqec.errors import ContractError, UsageError
 from autoqec.store import atomic
 from autoqec.store.round_layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine
+
+if TYPE_CHECKING:
+    from autoqec.contracts.provenance import Pointer
 
 
 def write_round_pointer(config: RunnerConfig, metrics: RoundMetrics, *, repo_root: Path | str) -> Pointer:
@@ -30,6 +33,8 @@ def write_round_pointer(config: RunnerConfig, metrics: RoundMetrics, *, repo_roo
     Raises:
         UsageError: The round is not on a branch.
     """
+    from autoqec.contracts.provenance import Pointer, PointerPaths, PointerProvenance, PointerSummary
+
     if config.branch is None or config.code_cwd is None or config.commit_sha is None:
         raise UsageError("a pointer needs branch, code_cwd and commit_sha", location="RunnerConfig")
     if config.round_attempt_id is None:
@@ -82,6 +87,8 @@ def read_pointer(
     Raises:
         ContractError: It is malformed, or belongs to another run, round or branch.
     """
+    from autoqec.contracts.provenance import Pointer
+
     try:
         pointer = Pointer.read(json.loads(text), location=location)
     except ValueError as error:

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.counts import MemberCounts, PairedCounts
 from autoqec.contracts.family import MAX_MEMBERS
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import FailureCause
-from autoqec.contracts.verdict import MemberCounts, PairedCounts
 from autoqec.store.round_layout import RoundLayout
 
 EVENTS = "events.jsonl"

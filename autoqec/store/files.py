@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import re
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -312,6 +311,8 @@ def _validate(data: Any, *, location: str, hint: str | None = None) -> EnvSpec:
         hint = hint or f"edit {location}"
         unknown = unknown_key(error, data, EnvSpec)
         if unknown is not None:
+            from difflib import get_close_matches
+
             key, known = unknown
             *parents, name = key.split(".")
             if near := get_close_matches(name, known):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.provenance import Manifest, Pointer
 from autoqec.contracts.round import RoundMetrics
-from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError, ContractError
 from autoqec.store import atomic
 from autoqec.store.round_layout import RoundLayout
+
+if TYPE_CHECKING:
+    from autoqec.contracts.provenance import Manifest, Pointer
+    from autoqec.contracts.verdict import VerifyReport
 
 ContractT = TypeVar("ContractT", bound=Contract)
 
@@ -36,6 +38,9 @@ class RoundFiles:
 
 def load_round(layout: RoundLayout) -> RoundFiles:
     """Read the files of a round directory; what is missing or damaged is left out."""
+    from autoqec.contracts.provenance import Manifest, Pointer
+    from autoqec.contracts.verdict import VerifyReport
+
     return RoundFiles(
         metrics=load_contract(layout.metrics, RoundMetrics),
         report=load_contract(layout.report_json, VerifyReport),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import EnvSpec, StimGeneratorCode
 from autoqec.contracts.events import CompositionCompared, VerdictReached
 from autoqec.contracts.family import CodeMember
@@ -12,7 +13,6 @@ from autoqec.contracts.verdict import (
     Cost,
     Guard,
     MemberResult,
-    PairedCounts,
     PairedEffect,
     Verdict,
     VerifyReport,

@@ -13,14 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import OutputMode
-from autoqec.contracts.verdict import (
-    REPORT_VERSION,
-    PairedCounts,
-    PairedEffect,
-    ReportVersion,
-    StoppedBy,
-)
+from autoqec.contracts.verdict import REPORT_VERSION, PairedEffect, ReportVersion, StoppedBy
 from autoqec.decoders import gating
 from autoqec.decoders.gating import GatedDecoder, Selection
 from autoqec.qec.problem import Problem

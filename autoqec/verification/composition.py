@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.provenance import Manifest
-from autoqec.contracts.verdict import Composition, CompositionParent, CompositionVerdict, PairedCounts
+from autoqec.contracts.verdict import Composition, CompositionParent, CompositionVerdict
 from autoqec.decoders import checkpoint
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec import backends

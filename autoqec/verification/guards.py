@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import PREDICTED, SEED_SPACE, EnvSpec
 from autoqec.contracts.round import RoundMetrics
-from autoqec.contracts.verdict import REPORT_VERSION, Cost, Guard, PairedCounts, PairedEffect, ReportVersion
+from autoqec.contracts.verdict import REPORT_VERSION, Cost, Guard, PairedEffect, ReportVersion
 from autoqec.qec.problem import Problem
 from autoqec.verification import binomial
 from autoqec.verification.candidate.protocol import BATCH

@@ -14,8 +14,13 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from autoqec.contracts.job import VerificationOrder, VerificationResult, VerificationSeeds, VerificationSubject
 from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.verification_job import (
+    VerificationOrder,
+    VerificationResult,
+    VerificationSeeds,
+    VerificationSubject,
+)
 from autoqec.errors import AutoqecError, ContractError, InfrastructureError, UsageError
 from autoqec.store import atomic
 from autoqec.store.round_layout import RoundLayout

@@ -22,7 +22,8 @@ from functools import cache
 import numpy as np
 from scipy import special
 
-from autoqec.contracts.verdict import PairedCounts, SequentialTest, StoppedBy
+from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.verdict import SequentialTest, StoppedBy
 from autoqec.qec.stats import NO_PAIRS, add_pairs
 
 # Mixing density Beta(20, 20) of q, truncated to (1/2, 1]: most of its mass lies on P(fixed | discordant) in 0.5 to

@@ -6,14 +6,14 @@ import re
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
-from autoqec.contracts.provenance import SHA256
+from autoqec.contracts.names import SHA256
 from autoqec.contracts.verdict import (
     Guard,
     Latency,
     LatencyScope,
-    PairedCounts,
     PairedEffect,
     RecordedEvidence,
     SequentialTest,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.history import Begun, HistoryRow, Planned, RunInfo
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pareto import ParetoEntry, non_dominated
@@ -20,7 +21,6 @@ from autoqec.contracts.verdict import (
     CompositionParent,
     Cost,
     Guard,
-    PairedCounts,
     PairedEffect,
     Rate,
     SequentialTest,

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from autoqec.continual.environments.design import PredecoderDraft
 from autoqec.contracts.base import sha256_json
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile, profile_of
-from autoqec.contracts.verdict import PairedCounts
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.ideators.space import Config
 from autoqec.store import atomic, files, jsonl

@@ -16,8 +16,8 @@ from autoqec.store.round_layout import RoundLayout
 from autoqec.system import slurm
 
 if TYPE_CHECKING:
-    from autoqec.contracts.job import VerificationOrder
     from autoqec.contracts.verdict import VerifyReport
+    from autoqec.contracts.verification_job import VerificationOrder
     from autoqec.verification.request import VerifyRequest
 
 VERIFICATION_CPUS = 2  # two candidate processes

@@ -11,8 +11,8 @@ import pytest
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
-from autoqec.contracts.verdict import PairedCounts
 from autoqec.decoders import family
 from autoqec.errors import ContractError
 from autoqec.launch import bench_rounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoqec.contracts.profiles import PROFILES, default_scale, profile_of
+from autoqec.contracts.profiles import PROFILES, Profile, default_scale, profile_of
 from autoqec.errors import UsageError
 
 
@@ -17,6 +17,11 @@ def test_scale_multiplies_training_and_verification() -> None:
     assert (doubled.round_wallclock_s, doubled.judge_wallclock_s) == (240, 240)
     assert halved.round_wallclock_s == smoke.round_wallclock_s, "start-up does not shrink"
     assert profile_of("smoke") is smoke and profile_of("smoke", 0.01).finetune_shots == 5
+
+
+def test_profiles_are_what_validation_makes_of_them() -> None:
+    for profile in PROFILES.values():
+        assert repr(Profile(**profile.dump())) == repr(profile), "with the same types: 4.0, not 4"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.history import AlphaSpent
-from autoqec.contracts.job import VerificationOrder, VerificationSubject
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.verification_job import VerificationOrder, VerificationSubject
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.memory import RunMemory

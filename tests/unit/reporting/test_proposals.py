@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.trial import Trial
-from autoqec.contracts.verdict import PairedCounts
 from autoqec.llm.base import Message, Request
 from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.verdict import Composition, CompositionParent, PairedCounts, VerifyReport
+from autoqec.contracts.verdict import Composition, CompositionParent, VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.qec.problem import Problem

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.verdict import (
     BaselineResult,
     Guard,
-    PairedCounts,
     PairedEffect,
     RecordedEvidence,
     SequentialTest,

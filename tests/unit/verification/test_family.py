@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.profiles import PROFILES
-from autoqec.contracts.verdict import PairedCounts, VerifyReport
+from autoqec.contracts.verdict import VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.qec.problem import Problem

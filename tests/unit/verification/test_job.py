@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.base import canonical_json
-from autoqec.contracts.job import VerificationOrder, VerificationResult
 from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.verification_job import VerificationOrder, VerificationResult
 from autoqec.errors import ContractError, InfrastructureError, UsageError
 from autoqec.qec.problem import Problem
 from autoqec.verification import job, verifier

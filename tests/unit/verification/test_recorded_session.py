@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import Event, ShotsRead
-from autoqec.contracts.job import VerificationOrder
-from autoqec.contracts.verdict import PairedCounts, VerifyReport
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.verification_job import VerificationOrder
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.trial import Trial
-from autoqec.contracts.verdict import PairedCounts
 from autoqec.ideators.llm import literature
 from autoqec.ideators.llm.ideator import LlmIdeator
 from autoqec.ideators.llm.notebook import Notebook

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.verdict import PairedCounts, PairedEffect
+from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.verdict import PairedEffect
 from autoqec.ideators import space
 from autoqec.ideators.llm import run_record, view_budget
 from autoqec.ideators.llm.run_record import RoundEvidence, evidence_reader, format_code, format_run_record

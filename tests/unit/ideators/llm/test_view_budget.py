@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.notebook import Citation
 from autoqec.contracts.profiles import PROFILES
-from autoqec.contracts.verdict import PairedCounts, PairedEffect
+from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView, NextTest
 from autoqec.ideators import space
 from autoqec.ideators.llm import view_budget
