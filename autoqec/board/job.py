@@ -18,7 +18,7 @@ from autoqec.errors import AutoqecError, UsageError
 from autoqec.store import atomic
 from autoqec.store.package_layout import BoardLayout
 from autoqec.store.round_files import read_contract
-from autoqec.system import slurm
+from autoqec.system import slurm, slurm_job
 
 
 def plan_of(order: BoardOrder) -> Plan:
@@ -51,8 +51,6 @@ def work(directory: str, name: str, index: int) -> None:
         name: Name of the order.
         index: Number of the cell.
     """
-    from submitit.core.utils import UncompletedJobError
-
     board = BoardLayout(Path(directory))
     order = read_contract(board.job(name).order, BoardOrder)
     if order is None:
@@ -61,7 +59,7 @@ def work(directory: str, name: str, index: int) -> None:
     try:
         os.chdir(order.directory)  # where the modules of added decoders are found
         _measure(board, order, index)
-    except UncompletedJobError:  # from the signal that SLURM sends before it kills the job
+    except slurm_job.JobEndingError:
         error = f"time limit of {slurm.minutes(order.options['time'])} minutes reached"
     except (AutoqecError, OSError) as failure:
         error = str(failure)

@@ -49,8 +49,6 @@ def work_rounds(
         Exception: The first one that a round raised, after the last round; or at once SLURM's warning that it is going
             to end the job.
     """
-    from submitit.core.utils import UncompletedJobError
-
     begin_before, errors = time.monotonic() + begin_within_s, list[Exception]()
     rounds: Iterable[tuple[str, int]] = [(round_dir, number)]
     if further_dir is not None:
@@ -58,7 +56,7 @@ def work_rounds(
     for place, index in rounds:
         try:
             work(place, index)
-        except UncompletedJobError:
+        except slurm_job.JobEndingError:
             raise
         except Exception as error:
             traceback.print_exc()
@@ -126,10 +124,7 @@ def work(round_dir: str, number: int) -> None:
             runner.record_failed_round(order.config, "train_error", str(error))
         raise
     except Exception as error:
-        from submitit.core.utils import UncompletedJobError
-
-        # submitit raises its error from the signal that SLURM sends before it kills the job.
-        if isinstance(error, RoundTimeLimitError | UncompletedJobError) and not is_cancelled():
+        if isinstance(error, RoundTimeLimitError | slurm_job.JobEndingError) and not is_cancelled():
             minutes = slurm.minutes(order.options["time"])
             reason = f"SLURM job {slurm_job.own_job_id()}: time limit of {minutes} minutes reached"
             runner.record_failed_round(order.config, "killed_by_safety", reason, "time limit")

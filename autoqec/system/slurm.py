@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from autoqec import optional
 from autoqec.errors import UsageError
+from autoqec.system import slurm_process
 from autoqec.system.process import child
 from autoqec.system.slurm_commands import run_command, run_sbatch
 from autoqec.system.slurm_job import call_element
@@ -306,7 +307,8 @@ def _details(job_id: str) -> str:
 
 def _executor(folder: Path, name: str, options: Mapping[str, str], python: str | None = None) -> Any:
     submitit = optional.load("submitit", extra="slurm", location="--executor slurm")
-    python = python or f"{shlex.quote(sys.executable)} -P -s"
+    # submitit adds its own module to this command, which `slurm_process` takes the place of.
+    python = f"{python or f'{shlex.quote(sys.executable)} -P -s'} -u -m {slurm_process.__name__}"
     try:
         executor = submitit.SlurmExecutor(folder=folder, python=python)
     except RuntimeError as error:

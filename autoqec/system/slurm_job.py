@@ -16,6 +16,10 @@ class JobTerminated(BaseException):  # as KeyboardInterrupt, not an error of the
     """SLURM is ending this job: it was cancelled or preempted, or is over its time limit."""
 
 
+class JobEndingError(Exception):
+    """SLURM warned that it is going to end this job at its time limit."""
+
+
 def own_job_id() -> str:
     """Return the id of the job that this process runs in; of an element of an array `JOB_INDEX`."""
     if "SLURM_ARRAY_JOB_ID" in os.environ:

@@ -298,7 +298,7 @@ def test_jobs_run_in_the_container_and_record_its_digest(
     assert manifest is not None and manifest.container == sha256_bytes(b"an image")
     measured, verified = program.with_name("apptainer.calls").read_text().splitlines()
     for call in (measured, verified):
-        assert call.startswith(f"exec --bind {workspace}") and f"{image} python3 -P -s -u -m submitit" in call
+        assert call.startswith(f"exec --bind {workspace}") and f"{image} python3 -P -s -u -m autoqec.system" in call
     script = next(round_layout.job_dir.glob("*.sh")).read_text()
     assert "PYTHONPATH" not in script and slurm_commands.NODE_SCRATCH in script
 

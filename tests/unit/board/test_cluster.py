@@ -20,7 +20,7 @@ from autoqec.cli.common import run_cli
 from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.store.package_layout import BoardLayout
-from autoqec.system import slurm
+from autoqec.system import slurm, slurm_job
 from tests.support.clusters import Cluster, fake_slurm
 from tests.support.shown import check_error
 
@@ -146,12 +146,10 @@ def test_withdrawn_order_is_not_measured(board: BoardLayout) -> None:
 def test_time_limit_keeps_the_measured_blocks(
     board: BoardLayout, circuit: BoardCircuit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from submitit.core.utils import UncompletedJobError
-
     order = board_cluster._write_order(board, [(circuit.name, "mwpm")], Plan(1000), {"time": "7"})
 
     def end(*arguments: object, **more: object) -> None:
-        raise UncompletedJobError("signal")
+        raise slurm_job.JobEndingError("signal")
 
     monkeypatch.setattr(job, "measure_cells", end)
     job.work(str(board.dir), order.name, 0)

@@ -215,14 +215,12 @@ def test_unreadable_order_does_not_cancel_the_round(
 def test_slurms_warning_ends_the_round_with_its_limit(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from submitit.core.utils import UncompletedJobError
-
     def warned(config: Any, **more: Any) -> None:
-        raise UncompletedJobError("timed-out and not checkpointable")
+        raise slurm_job.JobEndingError("timed-out and not checkpointable")
 
     layout = ordered(env_text, tmp_path / "round_1")
     monkeypatch.setattr(job.runner, "run_round", warned)
-    with pytest.raises(UncompletedJobError):
+    with pytest.raises(slurm_job.JobEndingError):
         job.work(str(layout.dir), 1)
     metrics = read_contract(layout.metrics, RoundMetrics)
     assert metrics is not None and metrics.status == "killed_by_safety"
@@ -400,22 +398,24 @@ def test_job_begins_no_further_round_after_its_time(env_text: str, tmp_path: Pat
 def test_slurms_warning_ends_a_job_of_several_rounds(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from submitit.core.utils import UncompletedJobError
-
     def warned(config: Any, **more: Any) -> None:
-        raise UncompletedJobError("timed-out and not checkpointable")
+        raise slurm_job.JobEndingError("timed-out and not checkpointable")
 
     first, second = orders(env_text, tmp_path, "one", "two")
     monkeypatch.setattr(job.runner, "run_round", warned)
-    with pytest.raises(UncompletedJobError):
+    with pytest.raises(slurm_job.JobEndingError):
         work_rounds([first, second])
     metrics = read_contract(first.metrics, RoundMetrics)
     assert metrics is not None and metrics.status == "killed_by_safety" and job.claiming_job_id(second) is None
 
 
-def test_start_of_a_job_imports_neither_events_nor_torch() -> None:
+def test_start_of_a_job_imports_nothing_that_only_its_end_or_the_run_needs() -> None:
     """A short round costs about as much CPU time as the imports of its job."""
-    heavy = ("autoqec.contracts.events", "autoqec.contracts.history", "autoqec.orchestrator", "optuna", "torch")
-    program = f"import sys, autoqec.runner.job; print(sorted(set({heavy}) & set(sys.modules)))"
+    libraries = ("asyncio", "cloudpickle", "difflib", "numpy", "optuna", "stim", "submitit", "torch")
+    contracts = ("events", "history", "provenance", "verdict", "verification_job")
+    unused = {*libraries, "autoqec.orchestrator", *(f"autoqec.contracts.{name}" for name in contracts)}
+    program = (
+        f"import sys, autoqec.system.slurm_process, autoqec.runner.job; print(sorted({unused} & set(sys.modules)))"
+    )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"

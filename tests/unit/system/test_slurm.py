@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autoqec.errors import UsageError
+from autoqec.installation import IMPORT_DIR
 from autoqec.system import slurm, slurm_job
 from tests.support.clusters import Cluster, fake_slurm
 
@@ -197,7 +198,7 @@ def test_jobs_accepted_without_a_reply_find_their_calls(
     waits(monkeypatch)
     cluster.change(busy=1, late=True)
     folder = tmp_path / "a folder"
-    numbers = slurm.submit(print, arguments, folder=folder, name="late", options={"time": "5"}, package=tmp_path)
+    numbers = slurm.submit(print, arguments, folder=folder, name="late", options={"time": "5"}, package=IMPORT_DIR)
     for number, (word,) in zip(numbers, arguments, strict=True):
         cluster.await_state(number, "COMPLETED", "FAILED")
         assert f"\n{word}\n" in (folder / f"{number}_0_log.out").read_text()
@@ -207,7 +208,7 @@ def test_job_does_not_find_the_call_of_a_submission_that_was_cut_off(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits(monkeypatch)
-    where: dict[str, Any] = {"folder": tmp_path / "job", "options": {"time": "5"}, "package": tmp_path}
+    where: dict[str, Any] = {"folder": tmp_path / "job", "options": {"time": "5"}, "package": IMPORT_DIR}
     cluster.change(refuses="error: no")
     with pytest.raises(UsageError):
         slurm.submit(print, [("stale",)], name="first", **where)
