@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 import shlex
 import shutil
@@ -24,7 +23,7 @@ from autoqec import optional
 from autoqec.errors import UsageError
 from autoqec.system import slurm_process
 from autoqec.system.process import child
-from autoqec.system.slurm_commands import run_command, run_sbatch
+from autoqec.system.slurm_commands import run_command, run_sbatch, write_environment
 from autoqec.system.slurm_job import call_element
 
 # --slurm key -> submitit's name of it
@@ -52,7 +51,7 @@ _FIND_CALL = (
     'own_id="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"; '
     'for call in {folder}/{call}; do ln "$call" {folder}/"$own_id"_submitted.pkl; done 2>/dev/null'
 )
-_INVALID = "Invalid job id"
+_INVALID, _ENVIRONMENT = "Invalid job id", "environment"
 # What a controller that is restarting or overrun lets sbatch say; a refusal of what was asked for reads otherwise.
 _TRANSIENT = re.compile(
     r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|transport endpoint"
@@ -177,6 +176,8 @@ def submit(
     threads = str(options.get("cpus", "1"))
     fixed |= {key: threads for key in child.DEFAULT_ENVIRONMENT if key.endswith("_NUM_THREADS")}
     exports = [f"export {key}={shlex.quote(value)}" for key, value in fixed.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_environment(folder / _ENVIRONMENT, EXPORTED_VARIABLES)
     for call in folder.glob(_CALL):  # of a submission that was cut off; the job of this one must not find it
         call.unlink(missing_ok=True)
     find_call = _FIND_CALL.format(folder=shlex.quote(str(folder.absolute())), call=_CALL)
@@ -314,10 +315,9 @@ def _executor(folder: Path, name: str, options: Mapping[str, str], python: str |
     except RuntimeError as error:
         message, hint = "`srun` is not on the PATH", "start on a machine of the cluster"
         raise UsageError(message, location="--executor slurm", hint=hint) from error
-    exported = ",".join(variable for variable in EXPORTED_VARIABLES if variable in os.environ)
     requested = {OPTION_NAMES[key]: _value(key, value) for key, value in options.items()}
     # Without a work characterisation key: clusters that do not keep them refuse any.
-    more = {"export": exported, "chdir": "/", "requeue": True}
+    more = {"export-file": str(folder.absolute() / _ENVIRONMENT), "chdir": "/", "requeue": True}
     executor.update_parameters(job_name=name, wckey="", stderr_to_stdout=True, additional_parameters=more, **requested)
     return executor
 

@@ -65,6 +65,19 @@ def test_several_arguments_become_one_array(cluster: Cluster, tmp_path: Path) ->
     assert cluster.jobs() == {"1_0": "CANCELLED", "1_1": "PENDING"}
 
 
+def test_job_sees_the_listed_variables_and_no_login_shell(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM starts a login shell for a list in `--export`."""
+    monkeypatch.setenv("CUDA_HOME", "/opt/a b,c")
+    monkeypatch.setenv("A_KEY", "secret")
+    call, folder = "import os; print(os.environ.get('CUDA_HOME'), os.environ.get('A_KEY'))", tmp_path / "job"
+    (number,) = slurm.submit(exec, [(call,)], folder=folder, name="a", options={"time": "5"}, package=IMPORT_DIR)
+    cluster.await_state(number, "COMPLETED", "FAILED")
+    assert "\n/opt/a b,c None\n" in (folder / f"{number}_0_log.out").read_text()
+    assert "--export=" not in next(folder.glob("*.sh")).read_text()
+
+
 @pytest.mark.parametrize(("variable", "expected"), [("", "/tmp"), ("SLURM_TMPDIR=/node", "/node"), ("TMPDIR=/t", "/t")])
 def test_temporary_files_of_a_job_are_on_the_disk_of_its_node(variable: str, expected: str) -> None:
     command = f"unset TMPDIR SLURM_TMPDIR; {variable}\n{slurm.NODE_SCRATCH}; echo $TMPDIR"
