@@ -2,8 +2,8 @@
 
     python -m benchmarks.job_start --starts 20
 
-starts the process as the script of a job does, one after another and without SLURM. Without byte code of the package (`python -m
-compileall autoqec` writes it, and so does an installation) each start compiles its modules, too.
+starts the process as the script of a job does, one after another and without SLURM. Without byte code of the package
+(`python -m compileall autoqec` writes it, and so does an installation) each start compiles its modules, too.
 """
 
 from __future__ import annotations
