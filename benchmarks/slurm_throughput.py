@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 
 from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.round import RoundMetrics
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.shared_jobs import RoundDuration
 from autoqec.orchestrator.executors.slurm import SlurmExecutor
@@ -66,13 +67,15 @@ class Case:
 class Measured:
     """Seconds that rounds took: elapsed, and CPU time of the orchestrator's process and of the commands it called.
 
-    The first round is not among them: it imports torch, submitit and the rest once per process.
+    The first round is not among them: it imports torch, submitit and the rest once per process. `busy_share` is the
+    share of the slots that sleep, from the time when as many rounds as slots have begun until the last one begins.
     """
 
     wall_s: float
     process_s: float
     commands_s: float
     first_round_s: float
+    busy_share: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,24 @@ def measure(workspace: Path, case: Case) -> Measured:
         outcome = loop.run_rounds(run, 1 + case.rounds, executor=cluster)
         wall_s, after = time.perf_counter() - start, os.times()
     assert [row.status for row in first.rows + outcome.rows] == ["ok"] * (1 + case.rounds), outcome.stop_reason
-    return Measured(wall_s, *cpu_between(spent, after), sum(cpu_between(before, spent)))
+    spans = measured_spans(workspace)[1:]
+    return Measured(wall_s, *cpu_between(spent, after), sum(cpu_between(before, spent)), busy_share(spans, case.slots))
+
+
+def measured_spans(workspace: Path) -> list[tuple[float, float]]:
+    """Return begin and end of the measurement of each round, in seconds since 1970, by begin."""
+    found = [
+        RoundMetrics.model_validate_json(path.read_text()) for path in workspace.glob("runs/*/round_*/metrics.json")
+    ]
+    spans = [(one.measurement_started_at, one.measurement_finished_at) for one in found]
+    return sorted((start.timestamp(), end.timestamp()) for start, end in spans if start and end)
+
+
+def busy_share(spans: Sequence[tuple[float, float]], slots: int) -> float:
+    """Return the share of the slots that have a round while all of them could have one."""
+    first, last = spans[min(slots, len(spans)) - 1][0], spans[-1][0]
+    busy_s = sum(max(0.0, min(end, last) - max(start, first)) for start, end in spans)
+    return busy_s / (slots * (last - first)) if last > first else 0.0
 
 
 def roles() -> loop.Roles:
@@ -206,7 +226,9 @@ def throughput_rows(case: Case, measured: Measured, cluster_s: float, load: floa
         f"{measured.first_round_s:.2f}"
     )
     share = f"{case.ideal_s / measured.wall_s:.2f} of the ideal"
+    busy = f"{measured.busy_share:.2f} of the slots have a round"
     return [
+        Row(f"{name}: between the start of the last job and of the last round", busy, "1", runs),
         Row(f"{name}: throughput", share, f"{case.ideal_s:.0f} s; aim: >= 0.9", runs),
         Row(f"{name}: CPU time of the orchestrator", f"{process_s + commands_s:.2f} s per round", parts, runs),
     ]
