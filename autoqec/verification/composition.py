@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import stats
 
 from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.provenance import Manifest
@@ -65,7 +65,7 @@ class Interaction:
         n = self.shots + 2
         center = self.total / n
         spread = math.sqrt(max((self.squares + 2) / n - center * center, 0.0) / n)
-        z = float(special.ndtri((1 + confidence) / 2))
+        z = float(stats.norm.ppf((1 + confidence) / 2))
         return self.total / self.shots, center - z * spread, center + z * spread
 
 

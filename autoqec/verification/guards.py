@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats as distributions
 
 from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import PREDICTED, SEED_SPACE, EnvSpec
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import REPORT_VERSION, Cost, Guard, PairedEffect, ReportVersion
 from autoqec.qec.problem import Problem
-from autoqec.verification import binomial
 from autoqec.verification.candidate.protocol import BATCH
 from autoqec.verification.sequential import log_e_value
 
@@ -78,7 +78,7 @@ def baseline_interval(counts: PairedCounts, reference_errors: int, reference_sho
     """Check the error rate of the baseline decoder against an independent draw and decoder."""
     total = counts.errors_reference + reference_errors
     share = counts.shots / (counts.shots + reference_shots) if counts.shots else 0.5
-    chance = binomial.two_sided_p_value(counts.errors_reference, total, share) if total else 1.0
+    chance = float(distributions.binomtest(counts.errors_reference, total, share).pvalue) if total else 1.0
     return Guard(
         name="baseline_interval",
         passed=chance >= FALSE_ALARM_RATE,
@@ -97,7 +97,7 @@ def allowed_differences(shots: int, by_rounding: tuple[int, int] = (0, 0)) -> in
             compared. Weighted matching changes almost none; BP+OSD orders columns of equal reliability by them.
     """
     changed, compared = by_rounding
-    expected = binomial.upper_quantile(FALSE_ALARM_RATE, shots, changed / compared) if changed else 0
+    expected = int(distributions.binom.isf(FALSE_ALARM_RATE, shots, changed / compared)) if changed else 0
     return max(1, math.floor(PREDICTION_TOLERANCE * shots), expected)
 
 
@@ -189,7 +189,7 @@ def ablation(prior_only: PairedCounts, shuffled: PairedCounts, shuffled_against_
 
 def canary(agreeing: int, shots: int) -> Guard:
     """Check that predictions agree with labels flipped by a secret coin no better than chance: else labels leak."""
-    chance = binomial.probability_of_more(agreeing - 1, shots, 0.5) if shots else 1.0
+    chance = float(distributions.binom.sf(agreeing - 1, shots, 0.5)) if shots else 1.0
     return Guard(
         name="canary",
         passed=chance >= FALSE_ALARM_RATE,
