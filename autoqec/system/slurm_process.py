@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -116,10 +117,14 @@ def _handle_signals(job_id: str, started: float, limit_s: float) -> None:
 
 
 def _write_result(path: Path, result: tuple[str, Any]) -> None:
-    """Write the file that submitit reads a result from. It is complete as soon as it is visible."""
+    """Write the file that submitit reads a result from. It is complete as soon as it is visible.
+
+    The process that submitted the job may have removed the directory, if it has the files that it needs.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(pickle.dumps(result))
-    temporary.replace(path)
+    with suppress(FileNotFoundError):
+        temporary.write_bytes(pickle.dumps(result))
+        temporary.replace(path)
 
 
 if __name__ == "__main__":

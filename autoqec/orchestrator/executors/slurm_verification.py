@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoqec.contracts.events import JobReported, OnEvent, ignore
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from autoqec.verification.request import VerifyRequest
 
 VERIFICATION_CPUS = 2  # two candidate processes
+REMOVALS, REMOVE_EVERY_S = 50, 0.02  # of the files of a verification
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ class SlurmVerification:
             if self.keeps_jobs and isinstance(error, KeyboardInterrupt):
                 raise
             _cancel(name)
-            shutil.rmtree(layout.verification_dir, ignore_errors=True)
+            _remove(layout.verification_dir)
             raise
-        shutil.rmtree(layout.verification_dir, ignore_errors=True)
+        _remove(layout.verification_dir)
         return report
 
     def _write(self, request: VerifyRequest, name: str) -> VerificationOrder:
@@ -142,6 +144,15 @@ class SlurmVerification:
                 )
             time.sleep(self.poll_files_s)
         return report
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory to which the ending job may add the file that says so."""
+    for _ in range(REMOVALS):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(REMOVE_EVERY_S)
 
 
 def _cancel(name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,11 @@ def ended(
 def test_value_is_the_result(words: tuple[str, ...], tmp_path: Path) -> None:
     status, _, result = ended(words, tmp_path / "a job", operator.add, "a", "b")
     assert (status, result) == (0, ("success", "ab"))
+
+
+def test_job_whose_directory_was_removed_ends_without_an_error(tmp_path: Path) -> None:
+    """The process that submitted it has the files that it waited for."""
+    assert ended(OWN, tmp_path / "job", shutil.rmtree, str(tmp_path / "job"))[::2] == (0, None)
 
 
 @both
