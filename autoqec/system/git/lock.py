@@ -63,7 +63,6 @@ class RepositoryLock:
         """
         if not self._threads.acquire(timeout=timeout_s):
             raise _held(self._path)
-        fd = None
         try:
             with storage_errors(self._path):
                 fd = self._locked(timeout_s)
@@ -76,8 +75,9 @@ class RepositoryLock:
             with storage_errors(self._path):
                 os.ftruncate(fd, 0)
         finally:
-            if fd is not None:
-                fcntl.flock(fd, fcntl.LOCK_UN)
+            if self._file is not None:
+                with suppress(OSError):
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
             self._threads.release()
 
     def _locked(self, timeout_s: float) -> int:

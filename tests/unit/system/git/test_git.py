@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -868,6 +869,23 @@ def test_threads_that_share_a_lock_exclude_each_other(repo: Repo) -> None:
         thread.start()
         thread.join()
     assert [str(error.location) for error in errors] == [str(repo.common / "autoqec.lock")]
+
+
+def test_lock_is_free_after_an_error_of_the_file_system(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may appear when the lock is held already; the file stays open in this process."""
+
+    def stale(*_: Any) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    held = RepositoryLock(repo.common)
+    with monkeypatch.context() as faulty, pytest.raises(StorageError, match="Stale file handle"):
+        faulty.setattr(os.path, "samestat", stale)
+        with held.hold():
+            pass
+    with RepositoryLock(repo.common).hold(timeout_s=0.05):
+        pass
+    with held.hold(timeout_s=0.05):
+        pass
 
 
 @pytest.mark.parametrize("replaced", [False, True])
