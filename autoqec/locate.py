@@ -27,7 +27,7 @@ def env_file(name: str) -> Path:
     if name in known:
         return known[name]
     if name == RECORDED_EXAMPLE:
-        from autoqec.qec.recorded.example import write_example
+        from autoqec.extensions.recorded.example import write_example
 
         return write_example(layout.recorded_example(workspace_root()))
     path = Path(name)

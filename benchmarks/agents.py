@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from autoqec import locate
-from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig
-from autoqec.continual.environments import ParallelEnvironments, SerialEnvironments
-from autoqec.continual.environments.design import DesignEnv, EnvFeatures, PredecoderDraft
-from autoqec.continual.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
-from autoqec.continual.environments.routines import ScreenRoutine
-from autoqec.continual.runtime import RunTime, RunTimeConfig
-from autoqec.llm.base import Request
-from autoqec.llm.scripted import ScriptedLM
+from autoqec.extensions.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig
+from autoqec.extensions.continual.environments import ParallelEnvironments, SerialEnvironments
+from autoqec.extensions.continual.environments.design import DesignEnv, EnvFeatures, PredecoderDraft
+from autoqec.extensions.continual.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
+from autoqec.extensions.continual.environments.routines import ScreenRoutine
+from autoqec.extensions.continual.runtime import RunTime, RunTimeConfig
+from autoqec.extensions.language_models.clients.base import Request
+from autoqec.extensions.language_models.clients.scripted import ScriptedLM
 from autoqec.store import files
 from benchmarks.table import HERE, Row, record
 
@@ -31,7 +31,7 @@ REPEATS = 3
 WORKERS, EPISODES, LM_LATENCY_S = 100, 1000, 0.05
 DESIGNS, CORES = 8, 2
 KILL_TEST = (
-    "tests/unit/continual/runtime/test_checkpoints.py"
+    "tests/unit/extensions/continual/runtime/test_checkpoints.py"
     "::test_resume_after_any_of_fifty_kills_equals_the_uninterrupted_run"
 )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autoqec.board.circuits import circuit_sha256, generate
 from autoqec.contracts.board import BoardCircuit
+from autoqec.extensions.board.circuits import circuit_sha256, generate
 from autoqec.store import atomic
 from autoqec.store.package_layout import PACKAGED_BOARD
 

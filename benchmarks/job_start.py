@@ -21,11 +21,13 @@ from typing import Any
 
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.round import RunnerConfig
+from autoqec.extensions.slurm import job as slurm_job
+from autoqec.extensions.slurm import process as slurm_process
 from autoqec.installation import IMPORT_DIR
 from autoqec.runner import job
 from autoqec.store import atomic
 from autoqec.store.round_layout import RoundLayout
-from autoqec.system import machine, slurm_job, slurm_process
+from autoqec.system import machine
 from autoqec.system.process import child
 from benchmarks.parallel import ENV, MLP
 

@@ -30,9 +30,9 @@ from pathlib import Path
 
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.round import RoundMetrics
+from autoqec.extensions.slurm.executor import SlurmExecutor
+from autoqec.extensions.slurm.shared_jobs import RoundDuration
 from autoqec.orchestrator import loop
-from autoqec.orchestrator.executors.shared_jobs import RoundDuration
-from autoqec.orchestrator.executors.slurm import SlurmExecutor
 from autoqec.orchestrator.run import Run, search
 from autoqec.runner import job
 from autoqec.store.history import History

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from autoqec import locate
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError, UsageError
+from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, role_config
+from autoqec.extensions.language_models.clients.errors import BudgetExceededError, LlmError
 from autoqec.ideators import scripted_policies as scripted_policies  # registers scripted:expert and scripted:novice
 from autoqec.ideators import tpe
 from autoqec.ideators.bench.simulation import FALLBACK
 from autoqec.ideators.hybrid import Hybrid
-from autoqec.llm.config import LMConfig, get_lm_client, role_config
-from autoqec.llm.errors import BudgetExceededError, LlmError
 from autoqec.store.files import load_env
 
 if TYPE_CHECKING:
-    from autoqec.llm.base import LanguageModel
-    from autoqec.llm.ledger import Ledger
+    from autoqec.extensions.language_models.clients.base import LanguageModel
+    from autoqec.extensions.language_models.clients.ledger import Ledger
 
 ProposeFn = Callable[[IdeatorView], Any]
 
@@ -81,26 +81,26 @@ class BenchIdeators:
         return math.nan if cost is None else cost
 
     def _client(self) -> LanguageModel:
-        from autoqec.llm.ledger import Ledger
+        from autoqec.extensions.language_models.clients.ledger import Ledger
 
         self._ledger = Ledger(max_usd=self.max_usd, max_tokens=self.max_tokens)
         config = role_config("ideator", LMConfig(model=self.model) if self.model else None)
         return get_lm_client(config, ledger=self._ledger)
 
     def _policy(self, view: IdeatorView) -> Any:
-        from autoqec.continual.environments import policy_ideator
+        from autoqec.extensions.continual.environments import policy_ideator
 
         return policy_ideator.propose(self._with_env(view))
 
     def _llm_ideator(self, name: str, lm: LanguageModel) -> ProposeFn:
         role: ProposeFn
         if name in CHECKPOINT_IDEATORS:
-            from autoqec.continual.runtime import checkpoint_agents
+            from autoqec.extensions.continual.runtime import checkpoint_agents
 
             assert self.checkpoint is not None  # by_name checked it
             role = checkpoint_agents.ideator(self.checkpoint, lm, without_memory=name == "memoryless")
         else:
-            from autoqec.ideators.llm.ideator import LlmIdeator
+            from autoqec.extensions.language_models.roles.ideator import LlmIdeator
 
             role = LlmIdeator(lm)
 

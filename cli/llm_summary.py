@@ -11,7 +11,7 @@ from autoqec.errors import UsageError
 
 if TYPE_CHECKING:
     from autoqec.cli.common import Output
-    from autoqec.ideators.llm.reader import FindingsTopic
+    from autoqec.extensions.language_models.roles.reader import FindingsTopic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -42,8 +42,8 @@ def summarize_findings(
     if model is None or not findings:
         return
     from autoqec.contracts.events import Event, LlmCalled
-    from autoqec.ideators.llm.reader import LlmReader
-    from autoqec.llm.errors import LlmError
+    from autoqec.extensions.language_models.clients.errors import LlmError
+    from autoqec.extensions.language_models.roles.reader import LlmReader
     from autoqec.reporting.text import plain
 
     calls: list[LlmCalled] = []
@@ -72,6 +72,6 @@ def summarize_findings(
 
 
 def _client(model: str) -> Any:
-    from autoqec.llm.config import LMConfig, get_lm_client, role_config
+    from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, role_config
 
     return get_lm_client(role_config("reader", LMConfig(model=model)))

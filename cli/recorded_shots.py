@@ -13,20 +13,20 @@ from autoqec.cli.env_defaults import SEED_BANDS, default_baselines
 from autoqec.reporting.text import pluralize
 
 if TYPE_CHECKING:
+    from autoqec.extensions.recorded.check import BlockCheck
+    from autoqec.extensions.recorded.progress import Reading
+    from autoqec.extensions.recorded.shots import RecordedShots
     from autoqec.qec.problem import Problem
-    from autoqec.qec.recorded.check import BlockCheck
-    from autoqec.qec.recorded.progress import Reading
-    from autoqec.qec.recorded.shots import RecordedShots
 
 NAME = "recorded_shots"
 
 
 def open_recorded(directory: Path) -> tuple[RecordedShots, Problem, tuple[str, ...]]:
     """Open recorded shots; return them with the problem of their model and the names of the baselines."""
+    from autoqec.extensions.recorded.env import model_code
+    from autoqec.extensions.recorded.shots import RecordedShots
     from autoqec.qec.env_summary import suggest_backend
     from autoqec.qec.problem import Problem
-    from autoqec.qec.recorded.env import model_code
-    from autoqec.qec.recorded.shots import RecordedShots
     from autoqec.store.files import env_from_data
 
     recorded = RecordedShots.open(directory)
@@ -44,7 +44,7 @@ def shown_reading(directory: Path, out: Output) -> Iterator[Reading]:
     """Show on the terminal how much of the shots in a directory is read; keep intermediate results until the end."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    from autoqec.qec.recorded.progress import Reading
+    from autoqec.extensions.recorded.progress import Reading
     from autoqec.reporting.terminal import console
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -72,9 +72,9 @@ def diagnose(recorded: RecordedShots, problem: Problem, out: Output, reading: Re
     Raises:
         UsageError: A file is damaged, or disagrees with another in its shots.
     """
-    from autoqec.qec.recorded.check import check_blocks, describe_block
-    from autoqec.qec.recorded.diagnosis import MIN_SHOTS
-    from autoqec.qec.recorded.predictions import check_predictions
+    from autoqec.extensions.recorded.check import check_blocks, describe_block
+    from autoqec.extensions.recorded.diagnosis import MIN_SHOTS
+    from autoqec.extensions.recorded.predictions import check_predictions
 
     total = len(recorded.layout.blocks)
 

@@ -14,15 +14,15 @@ from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import RunInterruptedError
-from autoqec.launch import detached, orchestrator_job
+from autoqec.extensions.language_models.clients.config import round_timeout_s
+from autoqec.extensions.language_models.clients.prices import price_list
+from autoqec.extensions.language_models.clients.scripted import PREFIX as SCRIPTED
+from autoqec.extensions.slurm import detached, orchestrator_job
+from autoqec.extensions.slurm.shared_jobs import begin_within_s
 from autoqec.launch.options import RunOptions
 from autoqec.launch.role_options import LLM_LIMITS
 from autoqec.launch.session import run_session
-from autoqec.llm.config import round_timeout_s
-from autoqec.llm.prices import price_list
-from autoqec.llm.scripted import PREFIX as SCRIPTED
 from autoqec.orchestrator import loop
-from autoqec.orchestrator.executors.shared_jobs import begin_within_s
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard

@@ -10,12 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from autoqec.board.circuits import load_circuits
-from autoqec.board.page import page as page_of_board
-from autoqec.board.results import board_measurements, table_of_cells
 from autoqec.cli import assistant_files
 from autoqec.cli.assistant_files import CHECKOUT_COMMAND
-from autoqec.continual.runtime import config as runtime
 from autoqec.contracts import (
     answers,
     archive,
@@ -41,6 +37,10 @@ from autoqec.contracts import (
     verification_job,
 )
 from autoqec.contracts.base import Contract
+from autoqec.extensions.board.circuits import load_circuits
+from autoqec.extensions.board.page import page as page_of_board
+from autoqec.extensions.board.results import board_measurements, table_of_cells
+from autoqec.extensions.continual.runtime import config as runtime
 from autoqec.store.package_layout import PACKAGED_BOARD
 from docs import structure
 

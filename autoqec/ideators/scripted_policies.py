@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from autoqec.contracts.dsl import PredecoderDSL
-from autoqec.llm.base import Request, ToolCall
-from autoqec.llm.scripted import ScriptedResponse, last_message_text, register
+from autoqec.extensions.language_models.clients.base import Request, ToolCall
+from autoqec.extensions.language_models.clients.scripted import ScriptedResponse, last_message_text, register
 
 Config = dict[str, Any]
 

@@ -16,17 +16,19 @@ from autoqec.contracts.pins import apply_pins, family_pins, format_pins
 from autoqec.contracts.profiles import GROWING, Profile, ProfileName, default_scale, profile_of
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
-from autoqec.launch import model_access, orchestrator_job, role_options, settings
+from autoqec.extensions.language_models import model_access
+from autoqec.extensions.slurm import orchestrator_job
+from autoqec.extensions.slurm import submission as slurm
+from autoqec.extensions.slurm.container import Image, open_image
+from autoqec.extensions.slurm.executor import SlurmExecutor, fill_job_options
+from autoqec.extensions.slurm.shared_jobs import RoundDuration, shared_options
+from autoqec.launch import role_options, settings
 from autoqec.orchestrator import loop
-from autoqec.orchestrator.executors.shared_jobs import RoundDuration, shared_options
-from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
 from autoqec.qec.problem_memory import ModelSize
 from autoqec.runner.devices import require_available
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.system import slurm
-from autoqec.system.container import Image, open_image
 
 
 @dataclass(frozen=True)

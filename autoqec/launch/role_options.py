@@ -11,13 +11,13 @@ from autoqec import locate
 from autoqec.contracts.pins import validate_pins
 from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import ContractError, UsageError
+from autoqec.extensions.language_models.clients.base import Effort
+from autoqec.extensions.language_models.clients.cassette import CassetteFile
+from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, require_price, role_config
+from autoqec.extensions.language_models.clients.errors import LlmAuthError
+from autoqec.extensions.language_models.clients.prices import Price
 from autoqec.ideators import scripted_policies as scripted_policies  # registers scripted:expert and scripted:novice
 from autoqec.ideators.replay import ReplayIdeator
-from autoqec.llm.base import Effort
-from autoqec.llm.cassette import CassetteFile
-from autoqec.llm.config import LMConfig, get_lm_client, require_price, role_config
-from autoqec.llm.errors import LlmAuthError
-from autoqec.llm.prices import Price
 from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.run import BUILTIN_IDEATORS
 from autoqec.store.files import load_yaml
@@ -176,13 +176,13 @@ def _check_files(choice: RoleOptions) -> None:
         if path is not None:
             _check_checkpoint(choice, option, path)
     if choice.memory is not None:
-        from autoqec.continual.runtime.run_memory import CrossRunMemory
+        from autoqec.extensions.continual.runtime.run_memory import CrossRunMemory
 
         CrossRunMemory(choice.memory)
 
 
 def _check_checkpoint(choice: RoleOptions, option: str, path: Path) -> None:
-    from autoqec.continual.runtime import checkpoints
+    from autoqec.extensions.continual.runtime import checkpoints
 
     if not choice.models:
         message = f"an agent from a checkpoint needs a language model, but ideator `{choice.ideator}` calls none"

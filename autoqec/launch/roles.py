@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autoqec.contracts.events import OnEvent
+from autoqec.extensions.language_models.llm_roles import LlmRoles
+from autoqec.extensions.language_models.roles.notebook import current_lessons
 from autoqec.ideators import analyst, coder
 from autoqec.ideators.hybrid import Hybrid
-from autoqec.ideators.llm.notebook import current_lessons
 from autoqec.ideators.replay import ReplayIdeator
-from autoqec.launch.llm_roles import LlmRoles
 from autoqec.launch.role_options import RoleOptions, load_replay
 from autoqec.orchestrator.budget import Budget, Clock
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, search
@@ -48,7 +48,7 @@ def learn(choice: RoleOptions, run: Run) -> int:
     """Add the rounds and lessons of a run to `choice.memory`, each once; return how many were new."""
     if choice.memory is None:
         return 0
-    from autoqec.continual.runtime.run_memory import CrossRunMemory
+    from autoqec.extensions.continual.runtime.run_memory import CrossRunMemory
 
     lessons = current_lessons(run.layout.notebook)
     return CrossRunMemory(choice.memory).learn(run.info.run_id, run.env, run.memory.history.rows(), lessons)

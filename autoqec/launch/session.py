@@ -11,7 +11,7 @@ from functools import partial
 
 from autoqec.contracts.events import Event, LlmUnusable, OnEvent, RunOpened
 from autoqec.errors import RunInterruptedError, StorageError
-from autoqec.launch import orchestrator_job
+from autoqec.extensions.slurm import orchestrator_job
 from autoqec.launch.options import RunOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.orchestrator import loop

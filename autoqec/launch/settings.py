@@ -13,9 +13,9 @@ from typing import Any
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
+from autoqec.extensions.language_models.clients.prices import parse_price
 from autoqec.launch import role_options as options
 from autoqec.launch.role_options import RoleOptions
-from autoqec.llm.prices import parse_price
 from autoqec.orchestrator.budget import Budget
 from autoqec.store.layout import RunLayout
 

@@ -15,9 +15,9 @@ from autoqec.contracts.round import RunnerConfig
 from autoqec.contracts.timing import utc_now
 from autoqec.contracts.trial import MAX_LOG_CHARS, Trial
 from autoqec.contracts.views import CoderView, RoundRow
-from autoqec.ideators.llm.data_blocks import sanitize, sanitize_lines
+from autoqec.extensions.language_models.clients.deadline import time_not_counted
+from autoqec.extensions.language_models.roles.data_blocks import sanitize, sanitize_lines
 from autoqec.ideators.proposal_checks import find_equivalent_round
-from autoqec.llm.deadline import time_not_counted
 from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.store import jsonl
 from autoqec.store.contract_lines import read_contracts

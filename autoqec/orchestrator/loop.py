@@ -177,7 +177,7 @@ def stop_of_waiting(run: Run, budget: Budget, clock: Clock, interrupts: Interrup
 def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:
     cluster_rounds = under_way(run)
     if cluster_rounds:
-        from autoqec.orchestrator.executors.slurm import SlurmExecutor
+        from autoqec.extensions.slurm.executor import SlurmExecutor
 
         cluster = executor if isinstance(executor, SlurmExecutor) else SlurmExecutor()
         for started, order in cluster_rounds:

@@ -13,7 +13,7 @@ from autoqec.store.layout import RunLayout
 from autoqec.store.recorded_layout import recorded_location
 
 if TYPE_CHECKING:
-    from autoqec.qec.recorded.shots import RecordedShots
+    from autoqec.extensions.recorded.shots import RecordedShots
 
 HINT = "restore the files of the recording, or give their directory with --recorded"
 
@@ -39,8 +39,8 @@ def check_place(env: EnvSpec, directory: Path, location: str, on_event: OnEvent 
         raise UsageError("the run has no recorded shots", location=location, hint="leave out --recorded")
     if not directory.is_dir():
         raise UsageError("the recorded shots are not here: not a directory", location=str(directory), hint=HINT)
-    from autoqec.qec.recorded.env import open_checked
-    from autoqec.qec.recorded.progress import Reading, as_events
+    from autoqec.extensions.recorded.env import open_checked
+    from autoqec.extensions.recorded.progress import Reading, as_events
 
     directory = directory.resolve()
     with Reading.resumable(directory, as_events(on_event)) as reading:

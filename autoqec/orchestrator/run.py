@@ -42,7 +42,7 @@ BUILTIN_IDEATORS = {
     "tpe": "autoqec.ideators.tpe",
     "random": "autoqec.ideators.random",
     "evolve": "autoqec.ideators.evolve",
-    "policy": "autoqec.continual.environments.policy_ideator",
+    "policy": "autoqec.extensions.continual.environments.policy_ideator",
 }
 
 
@@ -209,7 +209,7 @@ def _fill(partial: RunLayout, start: StartCheck, info: RunInfo, on_event: OnEven
     atomic.write_text(partial.env, start.env_text)
     atomic.write_bytes(partial.secret, start.secret, mode=0o600)
     if start.recorded is not None:
-        from autoqec.qec.recorded.progress import Reading, as_events
+        from autoqec.extensions.recorded.progress import Reading, as_events
         from autoqec.runner.shot_source import provide_shots
 
         provide_shots(start.recorded, start.env, partial.round(1).dir, Reading(as_events(on_event)))
@@ -279,7 +279,7 @@ def resume_run(
     run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
     try:
         if start.recorded is not None:
-            from autoqec.qec.recorded.progress import Reading, as_events
+            from autoqec.extensions.recorded.progress import Reading, as_events
             from autoqec.runner.shot_source import restore_copies
 
             reading = Reading(as_events(on_event or ignore))

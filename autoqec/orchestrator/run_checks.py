@@ -28,7 +28,7 @@ from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
 
 if TYPE_CHECKING:
-    from autoqec.qec.recorded.shots import RecordedShots
+    from autoqec.extensions.recorded.shots import RecordedShots
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def check_recorded(env: EnvSpec, env_dir: Path, on_event: OnEvent = ignore) -> R
     """
     if env.recorded is None or env.recorded.manifest is None:
         return None
-    from autoqec.qec.recorded import env as recorded_env
-    from autoqec.qec.recorded.progress import Reading, as_events
+    from autoqec.extensions.recorded import env as recorded_env
+    from autoqec.extensions.recorded.progress import Reading, as_events
 
     directory = files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
     with Reading.resumable(directory, as_events(on_event)) as reading:

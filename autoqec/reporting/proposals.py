@@ -16,14 +16,14 @@ from autoqec.store.contract_lines import read_contracts
 from autoqec.store.layout import RunLayout
 
 if TYPE_CHECKING:
-    from autoqec.llm.ledger import Ledger
+    from autoqec.extensions.language_models.clients.ledger import Ledger
 
 _BY_MODEL = re.compile(r"(hybrid )?llm ")
 
 
 def read_ledger(layout: RunLayout) -> Ledger | None:
     """Read the calls of language models; None if none was called, or the ledger cannot be read."""
-    from autoqec.llm.ledger import Ledger
+    from autoqec.extensions.language_models.clients.ledger import Ledger
 
     if not layout.ledger.exists():
         return None

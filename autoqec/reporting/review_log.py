@@ -17,7 +17,7 @@ from typing import Any, Literal
 from autoqec.contracts.comparison import comparison_terms
 from autoqec.contracts.dotted_keys import flatten
 from autoqec.contracts.history import HistoryRow, RunInfo
-from autoqec.llm.ledger import Ledger
+from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import advice
 from autoqec.reporting.measurements import loss_drops

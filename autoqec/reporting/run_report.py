@@ -32,7 +32,7 @@ from autoqec.system import run_lock
 from autoqec.system.process import procfs
 
 if TYPE_CHECKING:
-    from autoqec.llm.ledger import Ledger
+    from autoqec.extensions.language_models.clients.ledger import Ledger
 
 MAX_DETAILED_ROUNDS, MAX_LISTED_ROUNDS = 60, 400  # over all runs of a page
 MAX_DIFF_CHARS = 300_000  # of all diffs of a page

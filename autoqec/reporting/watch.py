@@ -19,7 +19,8 @@ from autoqec.contracts.events import (
     VerdictReached,
 )
 from autoqec.contracts.history import HistoryRow
-from autoqec.reporting import job_chain, run_report
+from autoqec.extensions.slurm import job_chain
+from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.run_report import PendingRound, RunReport
 from autoqec.reporting.summary import print_summary

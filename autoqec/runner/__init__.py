@@ -10,10 +10,10 @@ from typing import Any
 _LOOPS = {
     "MinibatchRl": "autoqec.runner.loops.minibatch",
     "MinibatchRlEval": "autoqec.runner.loops.minibatch",
-    "SyncRl": "autoqec.runner.loops.sync",
-    "SyncRlEval": "autoqec.runner.loops.sync",
-    "AsyncRl": "autoqec.runner.loops.async_rl",
-    "AsyncRlEval": "autoqec.runner.loops.async_rl",
+    "SyncRl": "autoqec.extensions.training_loops.sync",
+    "SyncRlEval": "autoqec.extensions.training_loops.sync",
+    "AsyncRl": "autoqec.extensions.training_loops.async_rl",
+    "AsyncRlEval": "autoqec.extensions.training_loops.async_rl",
 }
 
 __all__ = ["AsyncRl", "AsyncRlEval", "MinibatchRl", "MinibatchRlEval", "SyncRl", "SyncRlEval"]

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from autoqec.contracts.dsl import Labels
+from autoqec.extensions.training_loops.replay_buffer import FieldSelection
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import Agent, PredecoderAgent
-from autoqec.runner.replay_buffer import FieldSelection
 from autoqec.runner.samplers import Samples
 
 FOCAL_GAMMA = 2.0

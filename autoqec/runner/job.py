@@ -17,11 +17,13 @@ from types import FrameType
 
 from autoqec.contracts.job import JobOrder
 from autoqec.errors import AutoqecError
+from autoqec.extensions.slurm import job as slurm_job
+from autoqec.extensions.slurm import submission as slurm
 from autoqec.runner import runner
 from autoqec.store import atomic
 from autoqec.store.further_rounds import END, FurtherRounds
 from autoqec.store.round_layout import RoundLayout, pointer_on_branch
-from autoqec.system import machine, sandbox, slurm, slurm_job
+from autoqec.system import machine, sandbox
 
 LIST_POLL_S = 0.2  # between two looks for the next round; one opens a directory and a file
 

@@ -15,12 +15,12 @@ import numpy as np
 from autoqec.contracts.dsl import Labels
 from autoqec.contracts.env import Band
 from autoqec.errors import RoundError, UsageError
+from autoqec.extensions.training_loops.replay_buffer import GAP
 from autoqec.qec import sampling
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import decode_both
-from autoqec.runner.replay_buffer import GAP
 from autoqec.runner.round_memory import MAX_LABEL_BYTES, SHOTS_PER_DRAW
 from autoqec.runner.shot_source import ShotSource
 

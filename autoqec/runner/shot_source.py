@@ -9,11 +9,11 @@ from pathlib import Path
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded.progress import SILENT, Reading
+from autoqec.extensions.recorded.shots import RecordedShots
+from autoqec.extensions.recorded.split import PARTS, Split, VisibleShots, write_visible
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
-from autoqec.qec.recorded.progress import SILENT, Reading
-from autoqec.qec.recorded.shots import RecordedShots
-from autoqec.qec.recorded.split import PARTS, Split, VisibleShots, write_visible
 from autoqec.store import atomic
 from autoqec.store.recorded_layout import recorded_location, visible_shots
 

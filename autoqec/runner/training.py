@@ -15,6 +15,9 @@ from autoqec.contracts.profiles import Profile
 from autoqec.decoders import overlay
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
+from autoqec.extensions.training_loops.async_rl import AsyncRl, AsyncRlEval
+from autoqec.extensions.training_loops.policy_gradient import PolicyGradient, PolicySampler
+from autoqec.extensions.training_loops.sync import SyncRl, SyncRlEval
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
@@ -22,10 +25,7 @@ from autoqec.runner.algorithms import GradientAlgo, MatchingFinetune, Supervised
 from autoqec.runner.devices import resolve_device, resolve_rank_device
 from autoqec.runner.family import FamilyAlgo, FamilySampler, build_agent, member_problems
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.loops.async_rl import AsyncRl, AsyncRlEval
 from autoqec.runner.loops.minibatch import MinibatchRl, MinibatchRlBase, MinibatchRlEval
-from autoqec.runner.loops.sync import SyncRl, SyncRlEval
-from autoqec.runner.policy_gradient import PolicyGradient, PolicySampler
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, Sampler
 
 LOOPS: dict[str, type[MinibatchRlBase]] = {

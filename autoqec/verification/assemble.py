@@ -17,13 +17,13 @@ from autoqec.contracts.verdict import (
     Verdict,
     VerifyReport,
 )
+from autoqec.extensions.recorded.session import MISCOVERAGE, RecordedSession
 from autoqec.qec.stats import paired_effect, rate
 from autoqec.system import machine
 from autoqec.verification import artifact, guards
 from autoqec.verification.baselines import reference_errors
 from autoqec.verification.composition import evaluate_composition
 from autoqec.verification.decision import claim, claim_recorded, decide, decide_recorded, null_power
-from autoqec.verification.recorded_session import MISCOVERAGE, RecordedSession
 from autoqec.verification.sequential import e_lond_weight
 from autoqec.verification.session import Evidence, VerificationSession
 from autoqec.verification.shot_stream import CHUNK, commitment

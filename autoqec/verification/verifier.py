@@ -10,6 +10,7 @@ from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
+from autoqec.extensions.recorded.session import RecordedSession
 from autoqec.qec.circuit_hash import OLDER_VERSION, OLDER_VERSION_HINT, written_by_older_version
 from autoqec.store.layout import hidden_from_branch_code
 from autoqec.store.round_files import read_contract
@@ -17,7 +18,6 @@ from autoqec.system.scratch import scratch
 from autoqec.verification import artifact, report, shot_stream
 from autoqec.verification.assemble import build_report
 from autoqec.verification.compare import report_differences
-from autoqec.verification.recorded_session import RecordedSession
 from autoqec.verification.request import ReplayResult, VerifyRequest
 from autoqec.verification.session import VerificationSession
 from autoqec.verification.shot_cache import ShotCache, report_chunk_digests

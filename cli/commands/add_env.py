@@ -16,7 +16,7 @@ from autoqec.reporting.text import pluralize
 
 if TYPE_CHECKING:
     from autoqec.contracts.env import EnvSpec
-    from autoqec.qec.recorded.shots import RecordedShots
+    from autoqec.extensions.recorded.shots import RecordedShots
 
 RECORDED_OPTIONS = ("block_shots", "candidates")
 MATRICES = ("hx", "hz", "lx", "lz")
@@ -141,8 +141,8 @@ def _write_recorded(
 ) -> None:
     """Check recorded shots; write the env with its manifest and estimated model, or none of them."""
     from autoqec.cli.recorded_shots import diagnose, open_recorded, shown_reading
-    from autoqec.qec.recorded.env import manifest_path_of, require_fit, write_models
-    from autoqec.qec.recorded.predictions import baseline_names
+    from autoqec.extensions.recorded.env import manifest_path_of, require_fit, write_models
+    from autoqec.extensions.recorded.predictions import baseline_names
     from autoqec.store.files import load_env
 
     recorded, problem, _ = open_recorded(directory)
@@ -171,8 +171,8 @@ def _write_recorded(
 
 def _warn_of_predictions_without_errors(recorded: RecordedShots, env: EnvSpec, out: Output) -> None:
     from autoqec.contracts.env import PREDICTED
-    from autoqec.qec.recorded.predictions import without_errors
-    from autoqec.qec.recorded.split import Split
+    from autoqec.extensions.recorded.predictions import without_errors
+    from autoqec.extensions.recorded.split import Split
 
     assert env.recorded is not None and env.recorded.manifest is not None
     visible = 0, Split.of(env.recorded).validation[1]  # sealed shots are not scored before they are tested on

@@ -140,7 +140,7 @@ def _machine() -> Iterator[CheckResult]:
 
 def _slurm() -> Iterator[CheckResult]:
     """SLURM is optional: a machine without it is ok."""
-    from autoqec.system import slurm
+    from autoqec.extensions.slurm import submission as slurm
 
     if shutil.which("sbatch") is None:
         yield CheckResult("slurm", "ok", "not installed; rounds run on this machine")

@@ -166,7 +166,7 @@ def command(context: click.Context, /, env_name: str | None, out: Output, **chos
     Press Ctrl-C once to stop after the current rounds, twice to stop now. Continue with --resume.
     """
     from autoqec.cli import run_command
-    from autoqec.launch import orchestrator_job
+    from autoqec.extensions.slurm import orchestrator_job
     from autoqec.launch.options import parse_run_options
 
     explicit = {name for name in chosen if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}

@@ -32,7 +32,8 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
     if graph or dot:
         _graph(locate.run_layout(run), dot, out)
         return
-    from autoqec.reporting import job_chain, run_report
+    from autoqec.extensions.slurm import job_chain
+    from autoqec.reporting import run_report
     from autoqec.reporting.summary import print_summary
     from autoqec.reporting.terminal import console
 

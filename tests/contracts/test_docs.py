@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import autoqec.api
-from autoqec.llm.prices import price_list
+from autoqec.extensions.language_models.clients.prices import price_list
 from docs import generate, structure
 
 

@@ -28,7 +28,7 @@ IMPORTED_AS = {
 }  # fmt: skip
 # Loaded by name, so no import statement shows them.
 LOADED_BY_NAME = {
-    "fusion_blossom": "autoqec/board/builtin.py",  # by sinter
+    "fusion_blossom": "autoqec/extensions/board/builtin.py",  # by sinter
     "tensorboard": "autoqec/reporting/trackers.py",  # by torch.utils.tensorboard
     "tesseract_decoder": "autoqec/qec/decoder_trust.py",  # by the name in the env
 }

@@ -98,7 +98,7 @@ def served() -> set[str]:
     pytest.importorskip("mcp", reason="mcp is not installed; install: pip install mcp")
     from mcp import Client
 
-    from autoqec.cli.mcp_server import server
+    from autoqec.extensions.language_models.mcp_server import server
 
     async def listed() -> set[str]:
         async with Client(server(ROOT)) as client:

@@ -26,7 +26,7 @@ ALLOWED = {
     "autoqec/contracts/events.py": {"judging"},  # name of an event in the output of --json
     "docs/contracts/sandbox.md": {"nobody"},  # the user of that name
     "docs/contracts/command-line.md": {"judging"},  # the kind of an event
-    "autoqec/llm/cassette.py": {"mend"},  # key of recorded errors
+    "autoqec/extensions/language_models/clients/cassette.py": {"mend"},  # key of recorded errors
     "autoqec/qec/env_summary.py": {"appraise"},  # seed material of a random stream
     "tests/contracts/test_vocabulary.py": {"appraise", "judge", "judging", "mend", "nobody"},  # this file
 }

@@ -21,16 +21,16 @@ from autoqec.contracts.dotted_keys import flatten, unflatten
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import AutoqecError
+from autoqec.extensions.slurm import submission as slurm
+from autoqec.extensions.slurm.container import open_image
+from autoqec.extensions.slurm.executor import SlurmExecutor
 from autoqec.ideators import coder, space, tpe
 from autoqec.ideators.analyst import analyse
 from autoqec.ideators.search_state import ABORTED_STATUSES
-from autoqec.orchestrator.executors.slurm import SlurmExecutor
 from autoqec.orchestrator.failpoint import FAILPOINT_VARIABLE
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.store.files import dump_config
 from autoqec.store.layout import EDITABLE_MODULES
-from autoqec.system import slurm
-from autoqec.system.container import open_image
 from tests.crash import interference
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,9 @@ from autoqec.contracts.history import RunInfo
 from autoqec.contracts.job import DetachedRun
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import AutoqecError, InfrastructureError, StorageError, UsageError
-from autoqec.launch import detached, orchestrator_job
+from autoqec.extensions.slurm import detached, orchestrator_job
+from autoqec.extensions.slurm import submission as slurm
+from autoqec.extensions.slurm.script import is_cancelled, submit_command
 from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.orchestrator.loop import LoopResult
 from autoqec.orchestrator.run import Run, start_run
@@ -31,9 +33,8 @@ from autoqec.runner.job import claiming_job_id
 from autoqec.store import run_control
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.system import run_lock, slurm
+from autoqec.system import run_lock
 from autoqec.system.run_lock import lock_run
-from autoqec.system.slurm_script import is_cancelled, submit_command
 from tests.conftest import Workspace, made_workspace
 from tests.support.clusters import KEY, Cluster
 from tests.support.messages_server import MessagesServer

@@ -20,6 +20,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
+from autoqec.extensions.slurm import submission as slurm_commands
 from autoqec.orchestrator import failpoint, gc
 from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.orchestrator.recovery.apply import reconcile
@@ -28,7 +29,6 @@ from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.round_files import read_contract
 from autoqec.store.round_layout import RoundLayout
-from autoqec.system import slurm as slurm_commands
 from autoqec.system.git import Repo
 from autoqec.verification import job
 from tests.conftest import made_workspace

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from autoqec.board.circuits import load_circuits
-from autoqec.board.page import page
-from autoqec.board.results import cells
+from autoqec.extensions.board.circuits import load_circuits
+from autoqec.extensions.board.page import page
+from autoqec.extensions.board.results import cells
 from autoqec.store.package_layout import PACKAGED_BOARD
 from tests.support.browser import NAMES, Browser, find_browser
-from tests.unit.board.test_results import measurement
+from tests.unit.extensions.board.test_results import measurement
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.continual.runtime.main import evaluate
+from autoqec.extensions.continual.runtime.main import evaluate
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace, made_workspace
-from tests.unit.continual.runtime.test_checkpoint_agents import config
+from tests.unit.extensions.continual.runtime.test_checkpoint_agents import config
 
 SMALL = ("--profile", "smoke", "--scale", "0.1")  # no assertion depends on how good the networks are
 

@@ -17,7 +17,7 @@ import pytest
 
 from autoqec.cli.assistant_files import installed_command, render
 from autoqec.contracts.dsl import PredecoderDSL
-from autoqec.llm.ledger import Ledger
+from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.orchestrator.failpoint import FAILPOINT_VARIABLE
 from autoqec.store import jsonl
 from autoqec.store.history import History

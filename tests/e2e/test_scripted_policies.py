@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.trial import Trial
-from autoqec.ideators.llm.notebook import current_lessons
+from autoqec.extensions.language_models.roles.notebook import current_lessons
 from autoqec.store import jsonl
 from autoqec.store.contract_lines import read_contracts
 from autoqec.store.history import History

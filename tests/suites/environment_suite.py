@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from autoqec.continual.environments.base import Environment, Feedback
 from autoqec.errors import ContractError
+from autoqec.extensions.continual.environments.base import Environment, Feedback
 
 
 def check(make: Callable[[], Environment], actions: list[str]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autoqec.continual.environments.math_qa import MathQAEnv
-from autoqec.continual.environments.mcq import MCQEnv
-from autoqec.continual.environments.qa import QAEnv
+from autoqec.extensions.continual.environments.math_qa import MathQAEnv
+from autoqec.extensions.continual.environments.mcq import MCQEnv
+from autoqec.extensions.continual.environments.qa import QAEnv
 from tests.suites import environment_suite
 
 CASES = {

@@ -12,10 +12,10 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from autoqec.continual.environments import ParallelEnvironments, SerialEnvironments
-from autoqec.continual.environments.multi import AbstractMultiEnvironments
-from autoqec.continual.environments.rendering import plot_states, top_k
 from autoqec.errors import UsageError
+from autoqec.extensions.continual.environments import ParallelEnvironments, SerialEnvironments
+from autoqec.extensions.continual.environments.multi import AbstractMultiEnvironments
+from autoqec.extensions.continual.environments.rendering import plot_states, top_k
 from tests.support import batch_envs as toy
 from tests.support.batch_envs import FakeLogger, ToyEnv
 
@@ -220,7 +220,7 @@ def test_drawn_figures_depend_on_the_task(task, label):
 def test_routine_that_workers_cannot_import_is_refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from autoqec.continual.environments import ParallelEnvironments\n"
+        "from autoqec.extensions.continual.environments import ParallelEnvironments\n"
         "from tests.support.batch_envs import ToyEnv\n"
         "def routine(state):\n    return 0.0, {}\n"
         "with ParallelEnvironments([ToyEnv(1.0)], 0, n_workers=1) as batch:\n    batch.get_reward(routine)\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoqec.llm.base import Message, Request
+from autoqec.extensions.language_models.clients.base import Message, Request
 
 
 def request(text: str = "go", **fields: Any) -> Request:

@@ -14,9 +14,9 @@ import yaml
 from autoqec.cli.env_defaults import SEED_BANDS
 from autoqec.contracts.env import ESTIMATED, EnvSpec
 from autoqec.contracts.recorded import RecordedBlock
+from autoqec.extensions.recorded.env import preflight, write_models
+from autoqec.extensions.recorded.shots import RecordedShots
 from autoqec.qec.problem import Problem
-from autoqec.qec.recorded.env import preflight, write_models
-from autoqec.qec.recorded.shots import RecordedShots
 from autoqec.qec.sampling import Shots, sample
 from autoqec.runner.shot_source import provide_shots
 from autoqec.store.files import dump_config, load_env

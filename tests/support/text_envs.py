@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from autoqec.continual.agents.base import Agent, AgentConfig
-from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, Environment
+from autoqec.extensions.continual.agents.base import Agent, AgentConfig
+from autoqec.extensions.continual.environments.base import EnvDataset, EnvDatasetConfig, Environment
 
 Log = list[tuple[Any, ...]]
 

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import stim
 
-from autoqec.board import decoders as board_decoders
-from autoqec.board.circuits import load_circuit, load_circuits
-from autoqec.board.shots import Model
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.base import sha256_bytes
@@ -26,6 +23,9 @@ from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
+from autoqec.extensions.board import decoders as board_decoders
+from autoqec.extensions.board.circuits import load_circuit, load_circuits
+from autoqec.extensions.board.shots import Model
 from autoqec.models import load_models, model_env, model_path, model_report, unpack_archive, verify_model
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample, unpack

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autoqec.runner.affinity import Affinity, current_cpus
+from autoqec.extensions.training_loops.affinity import Affinity, current_cpus
 from autoqec.runner.agents import Agent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
 from autoqec.runner.logger import NullLogger, TrainLogger

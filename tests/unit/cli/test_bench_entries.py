@@ -11,11 +11,11 @@ import pytest
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
-from autoqec.continual.runtime.main import evaluate
+from autoqec.extensions.continual.runtime.main import evaluate
 from autoqec.ideators.bench.table import Table, pack
 from autoqec.store import jsonl
 from tests.support.messages_server import MessagesServer, fail, say_json
-from tests.unit.continual.runtime.test_checkpoint_agents import config
+from tests.unit.extensions.continual.runtime.test_checkpoint_agents import config
 from tests.unit.ideators.bench.test_bench import planted
 
 MLP = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1}, "training": {"learning_rate": 0.0006}}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.history import Begun
-from autoqec.llm import anthropic_client
+from autoqec.extensions.language_models.clients import anthropic_client
 from autoqec.orchestrator.run import Roles, Run, search, start_run
 from tests.conftest import Workspace
 from tests.support.messages_server import MessagesServer

@@ -12,10 +12,10 @@ from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import CoderResponse, IdeatorResponse
 from autoqec.contracts.notebook import Citation
 from autoqec.contracts.views import IdeatorView
-from autoqec.ideators.llm.notebook import MAX_LESSONS, Notebook
+from autoqec.extensions.language_models.clients.ledger import Ledger
+from autoqec.extensions.language_models.roles.notebook import MAX_LESSONS, Notebook
 from autoqec.launch.role_options import RoleOptions
 from autoqec.launch.roles import build_roles
-from autoqec.llm.ledger import Ledger
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.run import Run
 from autoqec.store import jsonl

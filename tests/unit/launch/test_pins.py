@@ -12,7 +12,7 @@ from autoqec.contracts.events import ignore
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.errors import UsageError
-from autoqec.ideators.llm.view_text import format_ideator_view
+from autoqec.extensions.language_models.roles.view_text import format_ideator_view
 from autoqec.launch import role_options
 from autoqec.launch.role_options import RoleOptions, parse_pins
 from autoqec.launch.roles import build_roles

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.continual.runtime.main import evaluate
-from autoqec.continual.runtime.run_memory import CrossRunMemory
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import Event, LlmUnusable, ignore
 from autoqec.contracts.history import Begun
@@ -16,12 +14,14 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.settings import RunSettings
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError, UsageError
+from autoqec.extensions.continual.runtime.main import evaluate
+from autoqec.extensions.continual.runtime.run_memory import CrossRunMemory
+from autoqec.extensions.language_models.clients.config import round_timeout_s
+from autoqec.extensions.language_models.clients.errors import CassetteMissError, LlmAuthError
+from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.launch import role_options
 from autoqec.launch.role_options import RoleOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
-from autoqec.llm.config import round_timeout_s
-from autoqec.llm.errors import CassetteMissError, LlmAuthError
-from autoqec.llm.ledger import Ledger
 from autoqec.orchestrator.budget import Clock
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Run, search
 from autoqec.store import jsonl
@@ -32,7 +32,7 @@ from autoqec.system import machine
 from tests.support import rounds
 from tests.support.messages_server import Behaviour, MessagesServer, fail, say, say_json, trickled
 from tests.support.role_views import coder_view
-from tests.unit.continual.runtime.test_checkpoint_agents import config, measured
+from tests.unit.extensions.continual.runtime.test_checkpoint_agents import config, measured
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
 ANSWER = {"hypothesis": "messages see the lattice", "slug": "gnn-eleven", "fork_from": [], "proposal": GNN}

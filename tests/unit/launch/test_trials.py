@@ -16,14 +16,14 @@ from autoqec.contracts.history import Begun
 from autoqec.contracts.trial import Trial
 from autoqec.contracts.views import CoderView
 from autoqec.errors import StorageError
-from autoqec.ideators.llm.coder import LlmCoder
-from autoqec.ideators.llm.ideator import LlmIdeator
+from autoqec.extensions.language_models.clients import deadline
+from autoqec.extensions.language_models.clients.scripted import ScriptedLM
+from autoqec.extensions.language_models.roles.coder import LlmCoder
+from autoqec.extensions.language_models.roles.ideator import LlmIdeator
 from autoqec.ideators.proposal_checks import find_equivalent_round
 from autoqec.launch import trials as trials_module
 from autoqec.launch.roles import RunBudget
 from autoqec.launch.trials import Trials
-from autoqec.llm import deadline
-from autoqec.llm.scripted import ScriptedLM
 from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.orchestrator.run import Roles, Run, search, start_run
 from autoqec.runner import trial as runner_trial

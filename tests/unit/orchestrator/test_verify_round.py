@@ -16,8 +16,8 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.contracts.verification_job import VerificationOrder, VerificationSubject
 from autoqec.errors import InfrastructureError, UsageError
+from autoqec.extensions.slurm import verification as slurm_verification
 from autoqec.orchestrator import verify_round
-from autoqec.orchestrator.executors import slurm_verification
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.verification_request import (
     Candidate,

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.trial import Trial
-from autoqec.llm.base import Message, Request
-from autoqec.llm.ledger import Ledger, MeteredLM
-from autoqec.llm.scripted import ScriptedLM
+from autoqec.extensions.language_models.clients.base import Message, Request
+from autoqec.extensions.language_models.clients.ledger import Ledger, MeteredLM
+from autoqec.extensions.language_models.clients.scripted import ScriptedLM
 from autoqec.reporting import html, run_report
 from autoqec.reporting.summary import print_summary
 from autoqec.store import jsonl

@@ -12,9 +12,9 @@ import pytest
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import UsageError
-from autoqec.llm.base import Message, Request
-from autoqec.llm.ledger import Ledger, MeteredLM
-from autoqec.llm.scripted import ScriptedLM
+from autoqec.extensions.language_models.clients.base import Message, Request
+from autoqec.extensions.language_models.clients.ledger import Ledger, MeteredLM
+from autoqec.extensions.language_models.clients.scripted import ScriptedLM
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.reporting import review_log
 from autoqec.reporting.review_log import Finding, review

@@ -16,12 +16,13 @@ import pytest
 from autoqec.contracts.job import FurtherRound, JobOrder
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import UsageError
+from autoqec.extensions.slurm import job as slurm_job
 from autoqec.runner import job, round_process
 from autoqec.store import atomic
 from autoqec.store.further_rounds import END, FurtherRounds
 from autoqec.store.round_files import read_contract
 from autoqec.store.round_layout import RoundLayout, pointer_on_branch
-from autoqec.system import machine, sandbox, slurm_job
+from autoqec.system import machine, sandbox
 
 from .conftest import SMALL, config_for
 
@@ -415,7 +416,7 @@ def test_start_of_a_job_imports_nothing_that_only_its_end_or_the_run_needs() -> 
     contracts = ("events", "history", "provenance", "verdict", "verification_job")
     unused = {*libraries, "autoqec.orchestrator", *(f"autoqec.contracts.{name}" for name in contracts)}
     program = (
-        f"import sys, autoqec.system.slurm_process, autoqec.runner.job; print(sorted({unused} & set(sys.modules)))"
+        f"import sys, autoqec.extensions.slurm.process, autoqec.runner.job; print(sorted({unused} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"

@@ -10,9 +10,9 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded.env import open_checked
+from autoqec.extensions.recorded.split import VisibleShots
 from autoqec.qec.problem import Problem
-from autoqec.qec.recorded.env import open_checked
-from autoqec.qec.recorded.split import VisibleShots
 from autoqec.qec.sampling import pack
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.samplers import NearFailureSampler

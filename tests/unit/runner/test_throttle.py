@@ -10,7 +10,7 @@ import pytest
 
 from autoqec.contracts.dsl import ReplayConfig
 from autoqec.errors import UsageError
-from autoqec.runner.replay_buffer import (
+from autoqec.extensions.training_loops.replay_buffer import (
     GAP,
     DoubleBuffer,
     FieldSelection,

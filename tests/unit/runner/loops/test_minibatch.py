@@ -20,7 +20,7 @@ from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler
 from autoqec.store.round_layout import RoundLayout
 from tests.support.progress import progress_rows
 
-from ..conftest import make_agent
+from tests.unit.runner.conftest import make_agent
 
 
 def supervised() -> SupervisedEdges:

@@ -1,0 +1,255 @@
+"""Results of a board: measurements appended to results.jsonl, and the table of cells that they give."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoqec.contracts.board import BoardCircuit, BoardMeasurement
+from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.env import CORRELATED
+from autoqec.contracts.verdict import PairedEffect, Rate
+from autoqec.errors import ContractError
+from autoqec.extensions.board.circuits import read_lines
+from autoqec.extensions.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS
+from autoqec.qec.stats import paired_effect, per_round, rate
+from autoqec.store import atomic, jsonl
+from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
+
+BlockKey = tuple[str | None, int | None, int, int]  # model, seed, shots per block, number of the block
+BlockCounts = tuple[int, int | None, int | None]  # failures, fixed, broken
+
+
+def read_measurements(path: Path) -> list[BoardMeasurement]:
+    """Read a results file; an incomplete last line, left by a crash, is ignored.
+
+    Raises:
+        ContractError: A line is damaged, has an unknown schema or contradicts itself.
+    """
+    return [measurement for _, measurement in read_lines(path, BoardMeasurement)]
+
+
+def board_measurements(board: BoardLayout) -> list[BoardMeasurement]:
+    """Return the packaged measurements, then those of `board`; each once if it is the packaged board."""
+    paths = dict.fromkeys(path.resolve() for path in (PACKAGED_BOARD.results, board.results))
+    return [measurement for path in paths for measurement in read_measurements(path)]
+
+
+def append_measurement(board: BoardLayout, measurement: BoardMeasurement) -> None:
+    """Append a measurement, durably; an incomplete last line is moved to salvage/ first."""
+    atomic.make_dir(board.dir)
+    jsonl.append(board.results, measurement.dump())
+
+
+def blocks(measurement: BoardMeasurement) -> dict[BlockKey, BlockCounts]:
+    """Return the counts of each block of a measurement."""
+    fixed, broken = measurement.fixed, measurement.broken
+    return {
+        (measurement.dem_sha256, measurement.seed, measurement.block_shots, measurement.first_block + index): (
+            failures,
+            None if fixed is None else fixed[index],
+            None if broken is None else broken[index],
+        )
+        for index, failures in enumerate(measurement.failures)
+    }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One decoder on one circuit, from all measurements of the decoder's latest version.
+
+    Attributes:
+        circuit: Name of the circuit.
+        circuit_sha256: Hash of the circuit.
+        rounds: Rounds of syndrome measurement; None if unknown.
+        decoder: Name of the decoder.
+        version: Its version; None if unknown.
+        rate: Failures, shots, and rates with 95% intervals; None without shots.
+        per_round_low: Lower end of the 95% interval of the rate per round; None if the rounds are unknown.
+        per_round_high: Upper end of that interval.
+        effect: Paired difference to correlated matching on the same shots; None without a matching graph.
+        us_per_shot: CPU time per shot on one core, in microseconds.
+        relative_time: CPU time relative to correlated matching in the same process.
+        failed: Statuses of measurements in which the decoder failed.
+        failure: The last of them; a timeout does not count once a later measurement succeeded.
+        message: What that failure said.
+        conflicts: Blocks that two measurements counted differently; both are kept in the file, and `rate` uses the
+            first.
+        reproduced: Blocks that several measurements counted equally, as a whole or in parts.
+        machines: Processors of the measurements.
+        measurements: The measurements.
+    """
+
+    circuit: str
+    circuit_sha256: str
+    rounds: int | None
+    decoder: str
+    version: str | None
+    rate: Rate | None
+    per_round_low: float | None
+    per_round_high: float | None
+    effect: PairedEffect | None
+    us_per_shot: float | None
+    relative_time: float | None
+    failed: tuple[str, ...]
+    failure: str | None
+    message: str | None
+    conflicts: int
+    reproduced: int
+    machines: tuple[str | None, ...]
+    measurements: tuple[BoardMeasurement, ...]
+
+    @property
+    def state(self) -> str:
+        """`measured`, `conflict`, or the way in which the decoder failed."""
+        if self.conflicts:
+            return "conflict"
+        return self.failure or "measured"
+
+
+def cells(measurements: Iterable[BoardMeasurement]) -> list[Cell]:
+    """Return the cells of the table, in the order of circuits and decoders in the file."""
+    groups: dict[tuple[str, str], list[BoardMeasurement]] = defaultdict(list)
+    for measurement in measurements:
+        groups[measurement.circuit_sha256, measurement.decoder].append(measurement)
+    return [_cell(group) for group in groups.values()]
+
+
+def table_of_cells(circuits: Mapping[str, BoardCircuit], measurements: Iterable[BoardMeasurement]) -> list[Cell]:
+    """Return the cells of these circuits, in the order of the circuits."""
+    order = {spec.sha256: index for index, spec in enumerate(circuits.values())}
+    found = [cell for cell in cells(measurements) if cell.circuit_sha256 in order]
+    return sorted(found, key=lambda cell: order[cell.circuit_sha256])
+
+
+def _cell(group: list[BoardMeasurement]) -> Cell:
+    latest = group[-1]
+    group = [item for item in group if item.decoder_version == latest.decoder_version]
+    counted: dict[BlockKey, BlockCounts] = {}
+    conflicts: set[BlockKey] = set()
+    reproduced: set[BlockKey] = set()
+    for measurement in group:
+        for key, counts in blocks(measurement).items():
+            known = counted.get(key)
+            if known is None:
+                counted[key] = counts
+            else:
+                (reproduced if known == counts else conflicts).add(key)
+    for key, parts in _parts_of_blocks(counted).items():
+        agrees = _agrees(counted[key], parts)
+        if agrees is not None:
+            (reproduced if agrees else conflicts).add(key)
+    shots = sum(key[2] for key in counted)
+    failures = sum(counts[0] for counts in counted.values())
+    measured = rate(failures, shots, rounds=latest.rounds or 1) if shots else None
+    low, high = _per_round_interval(measured, latest.rounds)
+    us_per_shot, relative_time = _times(group)
+    failure = _last_failure(group)
+    return Cell(
+        circuit=latest.circuit,
+        circuit_sha256=latest.circuit_sha256,
+        rounds=latest.rounds,
+        decoder=latest.decoder,
+        version=latest.decoder_version,
+        rate=measured,
+        per_round_low=low,
+        per_round_high=high,
+        effect=_effect(counted),
+        us_per_shot=us_per_shot,
+        relative_time=relative_time,
+        failed=tuple(item.status for item in group if item.status != "ok"),
+        failure=None if failure is None else failure.status,
+        message=None if failure is None else failure.message,
+        conflicts=len(conflicts),
+        reproduced=len(reproduced - conflicts),
+        machines=tuple(dict.fromkeys(item.machine for item in group)),
+        measurements=tuple(group),
+    )
+
+
+def _parts_of_blocks(counted: dict[BlockKey, BlockCounts]) -> dict[BlockKey, list[BlockCounts]]:
+    """Take the parts of blocks that are counted as a whole out of `counted`, and return them by their block."""
+    found: dict[BlockKey, list[BlockCounts]] = defaultdict(list)
+    for key in [key for key in counted if key[2] == PART_SHOTS]:
+        model, seed, _, number = key
+        whole = model, seed, BLOCK_SHOTS, number // PARTS
+        if whole in counted:
+            found[whole].append(counted.pop(key))
+    return found
+
+
+def _agrees(whole: BlockCounts, parts: list[BlockCounts]) -> bool | None:
+    """Return whether parts of a block add up to its counts; None if some parts are missing and it is possible."""
+    known = [(count, values) for count, *values in zip(whole, *parts, strict=True) if count is not None]
+    sums = [(count, sum(value or 0 for value in values)) for count, values in known]
+    if len(parts) == PARTS:
+        return all(total == count for count, total in sums)
+    return None if all(total <= count for count, total in sums) else False
+
+
+def _last_failure(group: list[BoardMeasurement]) -> BoardMeasurement | None:
+    """Return the last failure; a timeout may come from a busy machine, so that a later success takes its place."""
+    for index in reversed(range(len(group))):
+        succeeded = any(later.status == "ok" for later in group[index + 1 :])
+        if group[index].status != "ok" and not (group[index].status == "timeout" and succeeded):
+            return group[index]
+    return None
+
+
+def _per_round_interval(measured: Rate | None, rounds: int | None) -> tuple[float | None, float | None]:
+    if measured is None or rounds is None:
+        return None, None
+    return per_round(measured.low, rounds), per_round(measured.high, rounds)
+
+
+def _effect(counted: dict[BlockKey, BlockCounts]) -> PairedEffect | None:
+    """Return the paired difference over the blocks that were compared with correlated matching."""
+    shots = failures = fixed = broken = 0
+    for key, (block_failures, block_fixed, block_broken) in counted.items():
+        if block_fixed is not None and block_broken is not None:
+            shots += key[2]
+            failures, fixed, broken = failures + block_failures, fixed + block_fixed, broken + block_broken
+    if shots == 0:
+        return None
+    counts = PairedCounts(
+        shots=shots, errors_reference=failures + fixed - broken, errors_candidate=failures, fixed=fixed, broken=broken
+    )
+    try:
+        return paired_effect(counts, reference=CORRELATED)
+    except ValueError as error:  # counts that contradict each other
+        raise ContractError(str(error), location="results.jsonl") from error
+
+
+def _times(group: list[BoardMeasurement]) -> tuple[float | None, float | None]:
+    """Return microseconds per shot, and the ratio to correlated matching, over the measurements that have them."""
+    timed = [item for item in group if item.cpu_s is not None and item.shots]
+    seconds, shots = sum(item.cpu_s or 0.0 for item in timed), sum(item.shots for item in timed)
+    paired = [item for item in timed if item.reference_cpu_s]
+    reference = sum(item.reference_cpu_s or 0.0 for item in paired)
+    relative = sum(item.cpu_s or 0.0 for item in paired) / reference if reference else None
+    return (1e6 * seconds / shots if shots else None), relative
+
+
+def cell_times(table: Iterable[Cell]) -> tuple[dict[str, float], bool]:
+    """Return the times of the cells of one circuit by decoder, and whether they are ratios to correlated matching.
+
+    Ratios are measured in one process. Microseconds also depend on the machine; they are used where a cell has no
+    ratio, as without a matching graph. Cells without a time are left out.
+    """
+    timed = [cell for cell in table if cell.us_per_shot is not None]
+    relative = all(cell.relative_time is not None for cell in timed)
+    return {cell.decoder: (cell.relative_time if relative else cell.us_per_shot) or 0.0 for cell in timed}, relative
+
+
+def pareto_front(table: Iterable[Cell]) -> list[Cell]:
+    """Return the cells of one circuit that no other beats in both failures per shot and time, fastest first."""
+    measured = [cell for cell in table if cell.state == "measured" and cell.rate is not None]
+    times, _ = cell_times(measured)
+    usable = [cell for cell in measured if cell.decoder in times]
+    front: list[Cell] = []
+    for cell in sorted(usable, key=lambda cell: (times[cell.decoder], cell.rate.rate if cell.rate else 0.0)):
+        if not front or (cell.rate and front[-1].rate and cell.rate.rate < front[-1].rate.rate):
+            front.append(cell)
+    return front

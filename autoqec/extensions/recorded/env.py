@@ -1,0 +1,190 @@
+"""Env of recorded shots: its `code`, the manifest of the files, and the checks before a run uses them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
+from autoqec.errors import UsageError
+from autoqec.extensions.recorded.check import BlockCheck, check_blocks
+from autoqec.extensions.recorded.estimation import estimate_recorded
+from autoqec.extensions.recorded.layout import check_files
+from autoqec.extensions.recorded.predictions import check_predictions
+from autoqec.extensions.recorded.progress import SILENT, Reading, hash_file
+from autoqec.extensions.recorded.shots import RecordedShots
+from autoqec.extensions.recorded.split import Split
+from autoqec.qec.problem import Problem
+from autoqec.store import atomic
+from autoqec.store.files import load_yaml
+
+PART_BLOCKS = 20  # test blocks per candidate, by default
+
+
+def model_code(recorded: RecordedShots, env_dir: Path) -> dict[str, Any]:
+    """Return a field `code` of an env in `env_dir` that samples from the model of recorded shots."""
+    path = recorded.directory / recorded.layout.model
+    kind = "stim_file" if path.suffix == ".stim" else "dem_file"
+    return {"kind": kind, "path": os.path.relpath(path, env_dir), "rounds": recorded.layout.rounds}
+
+
+def write_models(
+    recorded: RecordedShots,
+    problem: Problem,
+    shots: tuple[int, ...],
+    env_file: Path,
+    block_shots: int | None = None,
+    candidates: int | None = None,
+    reading: Reading = SILENT,
+) -> RecordedShotsCode:
+    """Estimate a model from the training shots, and write it and the manifest beside an env file.
+
+    Args:
+        recorded: The shots.
+        problem: The env with their model as it was given.
+        shots: Shots of each block of files.
+        env_file: The env file; its name gives those of the two files.
+        block_shots: Shots per block of the test; by default such that each candidate gets `PART_BLOCKS` blocks.
+        candidates: Candidates among which the test blocks are divided; None for the contract's default.
+        reading: Reports and resumes the hashing of the files and the estimate.
+
+    Returns:
+        The field `code` of the env, without the contents of the files.
+
+    Raises:
+        UsageError: There are too few shots, or the model is too large to be estimated.
+    """
+    manifest_path, model_path = manifest_path_of(env_file), env_file.with_name(f"{env_file.stem}.estimated.dem")
+    more = {} if candidates is None else {"candidates": candidates}
+    code = RecordedShotsCode(path=manifest_path.name, rounds=recorded.layout.rounds, block_shots=1, **more)
+    sealed = sum(shots) * (1 - code.train - code.validation)
+    size = block_shots or max(int(sealed / (PART_BLOCKS * code.candidates)), 1)
+    code = code.model_copy(update={"block_shots": size})
+    manifest = RecordedManifest(
+        directory=os.path.relpath(recorded.directory, env_file.parent),
+        layout=recorded.layout,
+        shots=shots,
+        files=recorded.files(reading),
+    )
+    trained = Split.of(code.model_copy(update={"manifest": manifest}), str(recorded.directory)).train[1]
+    hashes = [file.sha256 for file in manifest.files]
+    model = estimate_recorded(problem, recorded, trained, reading, hashes=hashes)
+    text = f"{model}\n"
+    named = {"estimated": model_path.name, "estimated_sha256": sha256_bytes(text.encode()), "estimated_shots": trained}
+    atomic.write_text(model_path, text)
+    atomic.write_json(manifest_path, manifest.model_copy(update=named).dump())
+    return code
+
+
+def manifest_path_of(env_file: Path) -> Path:
+    """Return the path of the manifest of recorded shots beside an env file."""
+    return env_file.with_name(f"{env_file.stem}.recorded.json")
+
+
+def read_manifest(path: Path) -> RecordedManifest:
+    """Read a manifest; UsageError or ContractError if it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot be read: {error}", location=str(path), hint="check the path") from error
+    return RecordedManifest.read(load_yaml(text, location=str(path)), location=str(path))
+
+
+def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str, reading: Reading = SILENT) -> None:
+    """Compare the files with the manifest: first all sizes, then all hashes.
+
+    Args:
+        recorded: The shots.
+        manifest: The manifest.
+        hint: Tells the user what to do.
+        reading: Reports and resumes the hashing; by default every file is hashed from its start.
+
+    Raises:
+        UsageError: A file differs.
+    """
+    for file in manifest.files:  # quick, while hashing reads all files
+        path = recorded.directory / file.path
+        if path.is_file() and (size := path.stat().st_size) != file.bytes:
+            message = f"is not the file of the manifest: {size} bytes, not {file.bytes}"
+            raise UsageError(message, location=str(path), hint=hint)
+    stored = {file.path: file for file in manifest.files}
+    for name in recorded.names:
+        path, known = recorded.directory / name, stored.get(name)
+        if known is None or hash_file(path, name, known.segment_bytes, reading) != known.sha256:
+            raise UsageError("is not the file of the manifest", location=str(path), hint=hint)
+
+
+def open_checked(env: EnvSpec, directory: Path, hint: str | None = None, reading: Reading = SILENT) -> RecordedShots:
+    """Open the recorded shots of a frozen env, after comparing every file with its hash.
+
+    Args:
+        env: The env; its shots are recorded.
+        directory: Directory of the files.
+        hint: What the user can do if a file differs; by default for an env that can still be written again.
+        reading: Reports and resumes the hashing; by default every file is hashed from its start.
+
+    Raises:
+        UsageError: A file is missing or has changed.
+    """
+    code = env.recorded
+    assert code is not None and code.manifest is not None
+    check_files(directory, code.manifest.layout)
+    recorded = RecordedShots(directory, code.manifest.layout, Problem.from_env(env).source)
+    check_hashes(recorded, code.manifest, hint or f"restore the file, or {_again(code.path)}", reading)
+    return recorded
+
+
+def preflight(env: EnvSpec, directory: Path, reading: Reading = SILENT) -> RecordedShots:
+    """Check recorded shots before a run: hashes, division, and the fit of the visible shots to the given model.
+
+    Sealed shots are not decoded here: `add-env` checked them, and the hashes show that they are the same.
+
+    Raises:
+        UsageError: A check failed; a mismatch with the model is named.
+    """
+    code = env.recorded
+    assert code is not None and code.manifest is not None
+    visible = Split.of(code, f"env `{env.name}`, field `code`").validation[1]
+    recorded = open_checked(env, directory, reading=reading)
+    limits = _visible_shots(code.manifest.shots, visible)
+    checks = check_blocks(recorded, Problem.from_env(env).given, limits=limits, reading=reading)
+    require_fit(checks, directory)
+    found = tuple(0 if check.counts is None else check.counts.shots for check in checks)
+    expected = tuple(
+        count if limit is None else limit for count, limit in zip(code.manifest.shots, limits, strict=False)
+    )
+    if found != expected:
+        message = f"the visible blocks hold {found} shots, the manifest counts {expected}"
+        raise UsageError(message, location=str(directory), hint=_again(code.path))
+    # Predictions of sealed shots are counted, not scored. Those that are no baseline may be damaged, as in older envs.
+    check_predictions(recorded, code.manifest.shots, env.predicted_by, reading)
+    return recorded
+
+
+def _visible_shots(counts: tuple[int, ...], visible: int) -> list[int | None]:
+    """Return for each block with visible shots how many these are; None for all, so that the block's end is checked."""
+    limits: list[int | None] = []
+    for count in counts:
+        if visible <= 0:
+            break
+        limits.append(None if count <= visible else visible)
+        visible -= count
+    return limits
+
+
+def require_fit(checks: list[BlockCheck], directory: Path) -> None:
+    """Raise UsageError if a diagnosis is an error."""
+    names = {diagnosis.name: None for check in checks for diagnosis in check.diagnoses if diagnosis.error}
+    if names:
+        raise UsageError(
+            f"the shots do not fit their model: {', '.join(names)}",
+            location=str(directory),
+            hint=f"correct the files or the circuit, then run `autoqec check-data {directory}`",
+        )
+
+
+def _again(manifest_name: str) -> str:
+    return f"create {manifest_name} again with `autoqec add-env --recorded --force`"
