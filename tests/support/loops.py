@@ -18,7 +18,6 @@ from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, MatchingFinetune, SupervisedEdges
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, Samples, ShotSampler, TrajInfos
 from autoqec.store import files
-
 from tests.unit.runner.conftest import SMALL, SMOKE, make_agent
 
 FLIPS = {**SMALL, "output_mode": "hard_flip"}

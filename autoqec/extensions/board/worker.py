@@ -1,4 +1,4 @@
-"""The process of a decoder on the board, sandboxed if the user asks for it: `python -m autoqec.extensions.board.worker`.
+"""The process of a decoder on the board, in the sandbox on request: `python -m autoqec.extensions.board.worker`.
 
 Messages as in `autoqec.qec.external_process`. The first request is JSON: a decoder and a detector error model, or a
 decoder alone to list what it offers. Each further one is bit-packed detection events, uint8 [n, ceil(n_detectors / 8)];

@@ -13,9 +13,8 @@ from autoqec.qec.problem import Problem
 from autoqec.runner import AsyncRl, MinibatchRl, SyncRl
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.round_layout import RoundLayout
-from tests.support.progress import progress_rows
-
 from tests.support.loops import Make
+from tests.support.progress import progress_rows
 
 
 @pytest.fixture(autouse=True)

@@ -23,10 +23,10 @@ from autoqec.runner import AsyncRl, AsyncRlEval, MinibatchRl
 from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.round_layout import RoundLayout
+from tests.support.loops import Make, difference
 from tests.support.progress import progress_rows
 
 from .test_process_group import alive, wait_until_ended
-from tests.support.loops import Make, difference
 
 ROOT = Path(__file__).parents[4]
 BATCH = 32

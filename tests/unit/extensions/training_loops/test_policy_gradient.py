@@ -21,9 +21,8 @@ from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import Samples, partition_seed_range
 from autoqec.runner.training import TrainingBudget, loop_options, phases
 from autoqec.store.round_layout import RoundLayout
-
-from tests.unit.runner.conftest import make_agent
 from tests.support.loops import FLIPS
+from tests.unit.runner.conftest import make_agent
 
 REWARD = {"flip_cost": 0.01, "temperature": 0.5}
 

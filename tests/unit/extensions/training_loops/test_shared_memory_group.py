@@ -14,9 +14,9 @@ from autoqec.extensions.training_loops import shared_memory_group
 from autoqec.extensions.training_loops.process_group import Worker, WorkerGroup
 from autoqec.extensions.training_loops.shared_memory_group import SLOT_BYTES, Exchange, register
 from autoqec.runner import SyncRl, SyncRlEval
+from tests.support.loops import Make, difference
 from tests.support.progress import progress_rows
 
-from tests.support.loops import Make, difference
 from .test_sync import loop_of
 
 WORLD = 3

@@ -11,9 +11,8 @@ from autoqec.errors import RoundError
 from autoqec.runner import MinibatchRl, SyncRl, SyncRlEval
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.round_layout import RoundLayout
-from tests.support.progress import progress_rows
-
 from tests.support.loops import Make, difference
+from tests.support.progress import progress_rows
 
 
 def loop_of(kind: type, make: Make, layout: RoundLayout, **more: Any) -> Any:

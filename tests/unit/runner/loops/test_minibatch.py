@@ -19,7 +19,6 @@ from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler
 from autoqec.store.round_layout import RoundLayout
 from tests.support.progress import progress_rows
-
 from tests.unit.runner.conftest import make_agent
 
 
