@@ -40,6 +40,7 @@ $(STAMP): pyproject.toml $(wildcard autoqec/*/*.c)
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
 		--config-settings editable_mode=compat -e '.[dev]'
+	rm -rf autoqec.egg-info  # written by setuptools; an older one would hide the installed entry points
 	touch $(STAMP)
 	@echo "Installed. To use the command: source $(BIN)/activate"
 

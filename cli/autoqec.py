@@ -7,7 +7,9 @@ import sys
 
 import click
 
+from autoqec import plugins
 from autoqec.cli.common import run_cli
+from autoqec.errors import UsageError
 from autoqec.installation import __version__
 
 # name -> (module, one line of help): `--help` needs no command's module.
@@ -33,30 +35,12 @@ COMMANDS = {
     "export": ("autoqec.cli.commands.export", "Export the figures of a run as CSV, for sinter, TensorBoard or W&B."),
     "review-log": ("autoqec.cli.commands.review_log", "Review how a run searched."),
     "diagnose": ("autoqec.cli.commands.diagnose", "Explain why rounds failed or gained nothing, and suggest a config."),
-    "evaluate": ("autoqec.extensions.continual.commands.evaluate", "Run an agent over a dataset of environments."),
-    "search-designs": (
-        "autoqec.extensions.continual.commands.search_designs",
-        "Search predecoder designs in batches, without a run.",
-    ),
     "bench-ideators": (
         "autoqec.cli.commands.bench_ideators",
         "Compare ideators on a table of measured configs, or on real rounds.",
     ),
-    "memory": (
-        "autoqec.extensions.continual.commands.memory",
-        "Show or extend a file with the rounds of several runs.",
-    ),
-    "board": ("autoqec.extensions.board.commands.board", "Show and measure which decoder suits which circuit."),
     "models": ("autoqec.cli.commands.models", "List, show, verify and locate the verified models in the package."),
-    "mcp": (
-        "autoqec.extensions.language_models.commands.mcp",
-        "Serve the runs of a repository over the Model Context Protocol.",
-    ),
     "add-env": ("autoqec.cli.commands.add_env", "Create an env file interactively and check it by decoding shots."),
-    "check-data": (
-        "autoqec.extensions.recorded.commands.check_data",
-        "Compare recorded shots with their circuit, and decode them.",
-    ),
     "envs": ("autoqec.cli.commands.envs", "List the packaged envs."),
     "machine-state": ("autoqec.cli.commands.machine_state", "Show the resources of this machine and what rounds used."),
     "doctor": ("autoqec.cli.commands.doctor", "Check what AutoQEC needs on this machine, with hints."),
@@ -65,23 +49,36 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Click group that imports a command of `COMMANDS` when it is called."""
+    """Click group that imports a command of `COMMANDS` when it is called, and finds those of extensions."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, in the order of `COMMANDS`."""
-        return list(COMMANDS)
+        """Return the names of all commands: those of `COMMANDS` in their order, then those of extensions."""
+        return [*COMMANDS, *(name for name in plugins.names("autoqec.commands") if name not in COMMANDS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command; None for an unknown name."""
-        if cmd_name not in COMMANDS:
+        if cmd_name in COMMANDS:
+            command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        elif cmd_name in plugins.names("autoqec.commands"):
+            command = plugins.load("autoqec.commands", cmd_name)
+        else:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
+        """Write the list of commands; of these, only those of extensions are imported."""
+        rows = {name: COMMANDS[name][1] if name in COMMANDS else _help_line(name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+            formatter.write_dl(list(rows.items()))
+
+
+def _help_line(name: str) -> str:
+    """Return the first line of the help of an extension's command, or why it cannot be used."""
+    try:
+        command: click.Command = plugins.load("autoqec.commands", name)
+    except UsageError:
+        return "(cannot be used: autoqec doctor)"
+    return command.get_short_help_str(200)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -42,7 +42,6 @@ from autoqec.extensions.board.page import page as page_of_board
 from autoqec.extensions.board.results import board_measurements, table_of_cells
 from autoqec.extensions.continual.runtime import config as runtime
 from autoqec.store.package_layout import PACKAGED_BOARD
-from docs import structure
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
@@ -183,7 +182,6 @@ def main() -> None:
         path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
     BOARD.write_text(board_page(), encoding="utf-8")
     assistant_files.write(CONTRACTS.parents[1], assistant_files.render(CHECKOUT_COMMAND, checkout=True))
-    structure.main()
 
 
 if __name__ == "__main__":

@@ -138,6 +138,16 @@ def _machine() -> Iterator[CheckResult]:
         yield CheckResult("disk", "error", f"{free} GB free, {FREE_GB} needed", "free disk space: autoqec gc")
 
 
+def _extensions() -> Iterator[CheckResult]:
+    from autoqec import plugins
+
+    failed = plugins.unusable()
+    if not failed:
+        yield CheckResult("extensions", "ok", "all can be imported")
+    for extension in failed:
+        yield CheckResult("extensions", "warning", extension.reason, "install or uninstall what it names")
+
+
 def _slurm() -> Iterator[CheckResult]:
     """SLURM is optional: a machine without it is ok."""
     from autoqec.extensions.slurm import submission as slurm
@@ -154,5 +164,12 @@ def _slurm() -> Iterator[CheckResult]:
 
 
 CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
-    _python, _libraries, _matching, _git, _sandbox, _machine, _slurm
-)  # fmt: skip
+    _python,
+    _libraries,
+    _matching,
+    _git,
+    _sandbox,
+    _machine,
+    _extensions,
+    _slurm,
+)
