@@ -11,8 +11,7 @@ import pytest
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
-from autoqec.contracts.counts import PairedCounts
-from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.round import PairedCounts, RoundMetrics, RunnerConfig
 from autoqec.decoders import family
 from autoqec.errors import ContractError
 from autoqec.launch import bench_rounds
