@@ -13,8 +13,15 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from autoqec.contracts.dotted_keys import differing_keys, flatten
-from autoqec.contracts.dsl import DEPTH_FIELDS, FAMILIES, WIDTH_FIELDS, PredecoderDSL, TrainingConfig
+from autoqec.contracts.dsl import (
+    DEPTH_FIELDS,
+    FAMILIES,
+    WIDTH_FIELDS,
+    PredecoderDSL,
+    TrainingConfig,
+    differing_keys,
+    flatten,
+)
 from autoqec.contracts.profiles import ProfileName, profile_of
 from autoqec.decoders.cost_limits import exceeded_limits, predict_cost
 from autoqec.errors import AutoqecError

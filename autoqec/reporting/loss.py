@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autoqec.store import train_log
-from autoqec.store.progress import read_loss_curves
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
+from autoqec.store.train_log import read_loss_curves
 
 CURVE_POINTS = 120
 Point = train_log.Entry

@@ -1,24 +1,15 @@
 """Run report of the commands: outcomes in current terms, derived fields read on demand."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from autoqec.reporting import html, run_report
-from autoqec.reporting.summary import front_table, print_summary
+from autoqec.reporting import run_report
+from autoqec.reporting.summary import front_table
 from autoqec.reporting.text import count
 from autoqec.verification.report import render
 from tests.support import runs
-
-
-def suspicious(version: int | None) -> runs.Change:
-    def change(row: dict[str, Any]) -> dict[str, Any]:
-        tested = row["verify_verdict"] is not None
-        return row | ({"verify_verdict": "SUSPICIOUS", "report_version": version} if tested else {})
-
-    return change
 
 
 @pytest.mark.parametrize(
