@@ -22,8 +22,8 @@ from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import space
-from autoqec.ideators.bench.table import ParamsTransform, Table, identity
 from autoqec.qec import stats
+from benchmarks.ideators.table import ParamsTransform, Table, identity
 
 ProposeFn = Callable[[IdeatorView], IdeatorResponse | None]
 ParetoPoint = tuple[float, float, float]
