@@ -30,7 +30,7 @@ from autoqec.extensions.recorded.shots import SILENT, Progress, RecordedShots, S
 from autoqec.extensions.recorded.split import Split
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, pack
-from autoqec.store.recorded_layout import recorded_location
+from autoqec.store.layout import recorded_location
 from autoqec.verification import guards
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
