@@ -26,7 +26,6 @@ from autoqec.store.layout import RunLayout
 from autoqec.store.round_files import load_contract
 from autoqec.store.run_state import Attempt, RoundState, RunState
 from autoqec.system import run_lock
-from autoqec.system.process import procfs
 
 if TYPE_CHECKING:
     from autoqec.extensions.language_models.clients.ledger import Ledger
@@ -303,10 +302,7 @@ def is_running(layout: RunLayout) -> bool:
             return True
     except AutoqecError:
         return True  # a job may hold it; `watch` asks SLURM
-    owner = run_lock.read(layout.root)
-    pid = owner.get("pid")
-    same_boot = bool(procfs.boot_id()) and owner.get("boot_id") == procfs.boot_id()
-    return same_boot and isinstance(pid, int) and procfs.start_time(pid) == owner.get("start_time")
+    return run_lock.owner_exists(layout.root)
 
 
 def outcome(row: HistoryRow) -> str:

@@ -21,7 +21,6 @@ from filelock import FileLock, Timeout
 
 from autoqec.errors import StorageError
 from autoqec.system.git.errors import GitError
-from autoqec.system.process import procfs
 
 _TIMEOUT_S = 120.0
 _REFS = ("refs/heads/exp", "refs/heads/quarantine", "refs/autoqec")
@@ -85,11 +84,11 @@ def _storage_errors(path: Path) -> Iterator[None]:
 
 def _writer_record() -> bytes:
     """Where this process runs: a lock file of another host, boot, container or user is not ours to remove."""
-    try:
+    boot = pid_namespace = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         pid_namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        pid_namespace = ""
-    place = {"host": platform.node(), "boot": procfs.boot_id(), "pid_namespace": pid_namespace, "uid": os.geteuid()}
+    place = {"host": platform.node(), "boot": boot, "pid_namespace": pid_namespace, "uid": os.geteuid()}
     return (json.dumps(place) + "\n").encode()
 
 

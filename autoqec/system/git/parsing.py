@@ -31,7 +31,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class TreeEntry:
-    """One file of a tree, path from its top. size: in bytes, of a submodule 0. mode 100644 and 100755: regular, 120000: symlink, 160000: submodule."""
+    """One file of a tree, path from its top, size in bytes (of a submodule 0).
+
+    mode 100644 and 100755: regular, 120000: symbolic link, 160000: submodule.
+    """
 
     mode: str
     oid: str
