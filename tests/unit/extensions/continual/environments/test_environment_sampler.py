@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from autoqec.extensions.continual.environments.design import (
     FlatTensorizer,
     PredecoderDraft,
 )
-from autoqec.extensions.training_loops.environment_sampler import (
+from autoqec.extensions.continual.environments.environment_sampler import (
     CategoricalAgent,
     EnvironmentInterface,
     EnvironmentSampler,
@@ -35,6 +36,11 @@ from autoqec.runner import AsyncRl, MinibatchRl, MinibatchRlEval, SyncRl
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.round_layout import RoundLayout
 from tests.support.progress import progress_rows
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RoundLayout:
+    return RoundLayout(tmp_path, 1)
 
 
 @dataclass
