@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from autoqec.contracts.dsl import TrainingConfig, parse_dsl
+from autoqec.contracts.dsl import PolicyConfig, SyncConfig, TrainingConfig, parse_dsl
 from autoqec.contracts.pins import apply_pins, validate_pins
 from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import UsageError
@@ -16,7 +16,7 @@ from autoqec.runner import devices, round_process, runner
 from autoqec.runner.devices import require_available, resolve_device, resolve_rank_device
 from autoqec.runner.round_process import ChildOutcome, failed_result
 from autoqec.runner.spec import ChildResult
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.system import machine, sandbox
 
 from .conftest import SMALL, config_for

@@ -24,7 +24,7 @@ from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.minibatch import SampleCounter
 from autoqec.runner.samples import FieldSelection
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.loops import Make, difference
 from tests.support.progress import progress_rows
 
@@ -243,7 +243,7 @@ OPTIMIZER = """
 import os, signal, sys
 from pathlib import Path
 from autoqec.runner import AsyncRl
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.loops import Make
 from tests.unit.extensions.training_loops.test_async_rl import loop_of
 

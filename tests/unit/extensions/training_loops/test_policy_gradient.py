@@ -21,7 +21,7 @@ from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import partition_seed_range
 from autoqec.runner.samples import Samples
 from autoqec.runner.training import TrainingBudget, phases
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.loops import FLIPS
 from tests.unit.runner.conftest import make_agent
 
