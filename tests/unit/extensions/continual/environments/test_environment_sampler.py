@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,11 +35,6 @@ from autoqec.runner import AsyncRl, MinibatchRl, MinibatchRlEval, SyncRl
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.layout import RoundLayout
 from tests.support.progress import progress_rows
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> RoundLayout:
-    return RoundLayout(tmp_path, 1)
 
 
 @dataclass
