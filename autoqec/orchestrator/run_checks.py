@@ -21,9 +21,8 @@ from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import new_secret, read_secret, require_only_copy
 from autoqec.store import files
 from autoqec.store.history import History
-from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, runs_dir
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, pointer_on_branch, runs_dir
 from autoqec.store.round_files import load_contract
-from autoqec.store.round_layout import pointer_on_branch
 from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
 
@@ -117,11 +116,10 @@ def check_recorded(env: EnvSpec, env_dir: Path, on_event: OnEvent = ignore) -> R
     if env.recorded is None or env.recorded.manifest is None:
         return None
     from autoqec.extensions.recorded import env as recorded_env
-    from autoqec.extensions.recorded.progress import Reading, as_events
+    from autoqec.extensions.recorded.shots import Progress
 
     directory = files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
-    with Reading.resumable(directory, as_events(on_event)) as reading:
-        return recorded_env.preflight(env, directory, reading)
+    return recorded_env.preflight(env, directory, Progress(on_event))
 
 
 @dataclass(frozen=True)

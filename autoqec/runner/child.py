@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autoqec.contracts.counts import MemberCounts, PairedCounts
 from autoqec.contracts.dsl import GateShare, PredecoderDSL, parse_dsl
-from autoqec.contracts.round import FailureCause
+from autoqec.contracts.round import FailureCause, MemberCounts, PairedCounts
 from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
@@ -29,12 +28,12 @@ from autoqec.decoders.latency import predict_time_ratio
 from autoqec.errors import AutoqecError, ContractError, RoundError
 from autoqec.qec.circuit_hash import require_circuit
 from autoqec.qec.problem import Problem
-from autoqec.runner import devices, training_cost
+from autoqec.runner import devices
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.family import build_agent, member_problems
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult, ChildSpec, ChildStatus, one_line, out_layout
-from autoqec.runner.training import Phase, TrainingBudget, phases, train
+from autoqec.runner.training import Phase, TrainingBudget, phases, train, training_flops
 from autoqec.store import atomic, files
 
 TIME_MARGIN = 1.5  # by which times on a loaded machine vary; the verifier has none
@@ -94,7 +93,7 @@ class RoundTask:
         self.problems = member_problems(problem)
         self.agents = (self.agent, *self.agent.members)
         flops_per_shot = [
-            training_cost.training_flops(agent.model, each.n_detectors)
+            training_flops(agent.model, each.n_detectors)
             for agent, each in zip(self.agents, self.problems, strict=True)
         ]
         budget = TrainingBudget.of(spec.profile, self.dsl, sum(flops_per_shot) // len(flops_per_shot))

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.profiles import profile_of
-from autoqec.contracts.round import canonical_fork
+from autoqec.contracts.round import PairedCounts, canonical_fork
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import space

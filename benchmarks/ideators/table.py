@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.errors import UsageError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Params

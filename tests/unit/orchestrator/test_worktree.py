@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from autoqec.cli.workspace import make_workspace
-from autoqec.contracts.dotted_keys import flatten, unflatten
+from autoqec.contracts.dsl import flatten, unflatten
 from autoqec.contracts.messages import CoderResponse, FileEdit
 from autoqec.errors import RoundError
 from autoqec.ideators import space
 from autoqec.orchestrator import worktree
 from autoqec.store.files import dump_config
-from autoqec.store.layout import EDITABLE_MODULES, RunLayout
-from autoqec.store.round_layout import pointer_on_branch
+from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
 from autoqec.system.git import MergeConflictError, Repo
 from tests.support import rounds
 
@@ -109,7 +108,7 @@ def test_oversized_edit_is_refused(repo: Repo) -> None:
 
 def committed(repo: Repo, *paths: str) -> str:
     """Commit the content that a hostile process wrote into a round's worktree."""
-    return repo.commit(layout(repo).worktree(rounds.branch(1)), list(paths), "rogue")
+    return repo.commit(layout(repo).worktree(rounds.branch(1)), rounds.branch(1), paths, "rogue")
 
 
 def test_guard_refuses_links_submodules_and_other_paths(repo: Repo) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.counts import PairedCounts
-from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.round import PairedCounts, RoundMetrics, RunnerConfig
 from autoqec.decoders import family
 from autoqec.qec.stats import paired_effect
 from autoqec.runner import runner
