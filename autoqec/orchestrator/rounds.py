@@ -28,7 +28,7 @@ from autoqec.contracts.timing import utc_now
 from autoqec.errors import AutoqecError, ContractError, InfrastructureError, RoundError, UsageError
 from autoqec.ideators import analyst
 from autoqec.orchestrator import round_recorder, worktree
-from autoqec.orchestrator.executors.local import verify_here
+from autoqec.orchestrator.executors import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.proposal import parent_rounds, plan_round
 from autoqec.orchestrator.recovery.inspect import read_job_order

@@ -14,7 +14,7 @@ from autoqec.contracts.timing import utc_now
 from autoqec.contracts.verdict import REPORT_VERSION, VerifyReport
 from autoqec.errors import ContractError, InfrastructureError, UsageError
 from autoqec.orchestrator import round_recorder
-from autoqec.orchestrator.executors.local import verify_here
+from autoqec.orchestrator.executors import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory

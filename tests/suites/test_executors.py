@@ -11,7 +11,7 @@ from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.events import Event, RoundEvent, ignore
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.extensions.slurm.executor import SlurmExecutor
-from autoqec.orchestrator.executors.local import Executor, ParallelExecutor, SerialExecutor
+from autoqec.orchestrator.executors import Executor, ParallelExecutor, SerialExecutor
 from autoqec.orchestrator.loop import Roles, Run, start_run
 from autoqec.orchestrator.rounds import finish_round, runner_config, start_round
 from autoqec.store.round_files import read_contract

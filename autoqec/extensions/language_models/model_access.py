@@ -15,7 +15,7 @@ from autoqec.errors import UsageError
 from autoqec.extensions.language_models.clients import environment
 from autoqec.extensions.language_models.clients.config import ROLE_FIELDS
 from autoqec.extensions.language_models.clients.redact import SECRET_ENV_VARS
-from autoqec.extensions.slurm import programs as slurm_commands
+from autoqec.extensions.slurm import commands as slurm_commands
 
 _ROLE_VARIABLE = re.compile(rf"AUTOQEC_[A-Z_]+_({'|'.join(ROLE_FIELDS).upper()})")
 _KEY_VARIABLE = re.compile(r"AUTOQEC_[A-Z_]+_API_KEY_ENV")  # names the variable of a key
@@ -42,7 +42,7 @@ def require_reachable(settings: RunSettings, job_options: Mapping[str, str]) -> 
         url = model.base_url or (os.environ.get(variable, "") if variable != own else "")
         if _is_loopback(url) and not _has_only_this_machine(job_options.get("partition")):
             host = urlsplit(url).hostname
-            message = f"{host} is an address of this machine only, and the jobs of a detached run are on others"
+            message = f"{host} is an address of this machine only, and the job of a detached run is on another"
             hint = f"{variable}={_from_other_machines(url)} if the endpoint listens there (on a resume with --model), "
             hint += "or start with --no-detach"
             raise UsageError(message, location=f"endpoint of the {role}", hint=hint)
