@@ -28,10 +28,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from autoqec.extensions.slurm.shared_jobs import RoundDuration
+
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.round import RoundMetrics
 from autoqec.extensions.slurm.executor import SlurmExecutor
-from autoqec.extensions.slurm.shared_jobs import RoundDuration
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.run import Run, search
 from autoqec.runner import job

@@ -34,6 +34,7 @@ from autoqec.orchestrator.secret import read_secret
 from autoqec.store import atomic, run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import RunState
 from autoqec.system import machine
 from autoqec.system.git import Repo
 
@@ -55,12 +56,16 @@ class Roles:
         coder: Turns a proposal into file edits.
         analyst: Summarizes a measured round and nominates it for verification.
         open_modules: Whether the Coder sees and may edit the editable modules, not only the config.
+        stop_reason: Asked before every round: why there is none; None: it may start.
+        extra_hours: Compute hours that the rows of the run do not contain, such as those of trials.
     """
 
     ideator: Callable[[IdeatorView], IdeatorResponse | None]
     coder: Callable[[CoderView], CoderResponse | None] = coder.code
     analyst: Callable[[AnalystView], AnalystResponse | None] = analyst.analyse
     open_modules: bool = False
+    stop_reason: Callable[[RunState], str | None] = lambda state: None
+    extra_hours: Callable[[], float] = lambda: 0.0
 
 
 def search(name: str) -> Callable[[IdeatorView], IdeatorResponse]:

@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from autoqec.extensions.slurm.script import is_cancelled, submit_command
+from autoqec.runner.job import claiming_job_id
 
 from autoqec.contracts.events import ignore
 from autoqec.contracts.history import RunInfo
@@ -25,11 +27,9 @@ from autoqec.contracts.settings import RunSettings
 from autoqec.errors import AutoqecError, InfrastructureError, StorageError, UsageError
 from autoqec.extensions.slurm import detached, orchestrator_job
 from autoqec.extensions.slurm import submission as slurm
-from autoqec.extensions.slurm.script import is_cancelled, submit_command
 from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.orchestrator.loop import LoopResult
 from autoqec.orchestrator.run import Run, start_run
-from autoqec.runner.job import claiming_job_id
 from autoqec.store import run_control
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout

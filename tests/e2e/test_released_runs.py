@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.events import ignore
-from autoqec.orchestrator.archive_replay import RestoredRun, replay_archive
+from autoqec.orchestrator.archive import RestoredRun, replay_archive
 from autoqec.orchestrator.editable_modules import checked_out_modules
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from filelock import FileLock, Timeout
 
-from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement, BoardOrder
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.extensions.board import job
+from autoqec.extensions.board.contracts import BoardCircuit, BoardDecoder, BoardMeasurement, BoardOrder
 from autoqec.extensions.board.measure import Plan, missing_blocks
 from autoqec.extensions.board.results import read_measurements
 from autoqec.extensions.slurm import submission as slurm
@@ -26,7 +26,7 @@ from autoqec.extensions.slurm.jobs import Polling, WatchedJob, cancel, find_jobs
 from autoqec.qec.decoder_process import MEMORY_GB
 from autoqec.runner.round_process import last_log_line
 from autoqec.store import atomic
-from autoqec.store.package_layout import BoardLayout
+from autoqec.store.layout import BoardLayout
 
 
 def job_options(options: Mapping[str, str], plan: Plan) -> dict[str, str]:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autoqec.contracts.job import DetachedRun
-from autoqec.contracts.timing import utc_now
+from autoqec.contracts.round import utc_now
 from autoqec.errors import RunInterruptedError, UsageError
 from autoqec.extensions.slurm import submission
 from autoqec.extensions.slurm.commands import EXPORTED_VARIABLES, NODE_SCRATCH, run_command

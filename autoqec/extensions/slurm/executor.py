@@ -33,9 +33,8 @@ from autoqec.runner.collect import EventForwarder
 from autoqec.runner.round_process import last_log_line
 from autoqec.runner.spec import SCRATCH_DIR
 from autoqec.store import atomic
-from autoqec.store.layout import shared_with_jobs
+from autoqec.store.layout import RoundLayout, pointer_on_branch, shared_with_jobs
 from autoqec.store.round_files import read_contract
-from autoqec.store.round_layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine, sandbox
 from autoqec.verification import job as verification_job
 from autoqec.verification import verifier

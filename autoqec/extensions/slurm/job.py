@@ -17,8 +17,8 @@ from autoqec.contracts.job import JobOrder
 from autoqec.errors import AutoqecError
 from autoqec.runner import runner
 from autoqec.store import atomic
+from autoqec.store.layout import RoundLayout, pointer_on_branch
 from autoqec.store.round_files import read_contract
-from autoqec.store.round_layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine, sandbox
 
 KILL_WAIT_S = 60.0  # after SIGTERM until SLURM kills a job; 30 s unless configured otherwise
