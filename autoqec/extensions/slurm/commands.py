@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,3 +72,11 @@ def write_environment(path: Path) -> None:
     names = (*EXPORTED_VARIABLES, *_LOGIN_VARIABLES, "SLURM_CONF")
     lines = (f"{name}={os.environ[name]}\0" for name in names if name in os.environ)
     path.write_bytes(os.fsencode("".join(lines)))
+
+
+def has_only_this_machine(partition: str | None) -> bool:
+    """Return whether SLURM has no other node than this machine, in the partition if one is named."""
+    where = [] if partition is None else [f"--partition={partition}"]
+    status, output = run_command("sinfo", "--noheader", "--Node", "--format=%n", *where)
+    nodes = {name.partition(".")[0] for name in output.split()}
+    return status == 0 and nodes == {socket.gethostname().partition(".")[0]}
