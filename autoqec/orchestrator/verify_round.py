@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autoqec.contracts.events import OnEvent, RoundRecorded, VerificationStarted
 from autoqec.contracts.history import AlphaSpent, HistoryRow, RunInfo
 from autoqec.contracts.timing import utc_now
-from autoqec.contracts.verdict import REPORT_VERSION, VerifyReport
+from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InfrastructureError, UsageError
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.executors.local import verify_here
@@ -90,7 +90,6 @@ def _register_test(memory: RunMemory, candidate: Candidate, request: VerifyReque
             round=candidate.number,
             artifact_sha256=str(request.expected_artifact),
             attempt_index=request.attempt_index,
-            report_version=REPORT_VERSION,
             at=utc_now(),
         )
     )

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 MAX_DETAILED_ROUNDS, MAX_LISTED_ROUNDS = 60, 400  # over all runs of a page
 MAX_DIFF_CHARS = 300_000  # of all diffs of a page
-LEGACY_VERDICT_NOTE = "INCONCLUSIVE was recorded as SUSPICIOUS by version 1: no evidence of a gain within the budget."
 
 
 @dataclass(frozen=True)
@@ -307,9 +306,9 @@ def is_running(layout: RunLayout) -> bool:
 
 
 def outcome(row: HistoryRow) -> str:
-    """Return the verdict of a round in the present terms; without one, its status or whether it was nominated."""
-    if row.current_verdict:
-        return row.current_verdict
+    """Return the verdict of a round; without one, its status or whether it was nominated."""
+    if row.verify_verdict:
+        return row.verify_verdict
     if row.status != "ok":
         return row.status
     return "nominated" if row.verdict == "candidate" else "not nominated"

@@ -22,6 +22,7 @@ from autoqec.contracts.verification_job import VerificationOrder
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded import session
 from autoqec.extensions.recorded import shots as shots_module
 from autoqec.extensions.recorded.session import SealedStream
 from autoqec.extensions.recorded.shots import RecordedShots
@@ -35,7 +36,7 @@ from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateFailure
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
 from autoqec.verification.compare import report_differences
-from autoqec.verification.request import PART_SHOTS, VerifyRequest
+from autoqec.verification.request import VerifyRequest
 from autoqec.verification.shot_stream import SEALED
 from tests.support.envs import problem
 from tests.support.recorded import (
@@ -265,10 +266,11 @@ def test_long_blocks_are_decoded_in_parts(
         return error_mask(baselines, shots)
 
     monkeypatch.setattr(Baselines, "error_mask", noted)
-    parts = verifier.run_verification(build(recorded, weights, part_shots=48))
+    monkeypatch.setattr(session, "PART_SHOTS", 48)
+    parts = verifier.run_verification(build(recorded, weights))
     assert sizes[:42] == [48, 48, 4] * 14
     assert parts.chunk_digests == whole.chunk_digests
-    assert parts.recorded is not None and whole.recorded == parts.recorded.model_copy(update={"part_shots": PART_SHOTS})
+    assert parts.recorded is not None and whole.recorded == parts.recorded
     assert parts.test == whole.test and parts.effect == whole.effect and parts.panel == whole.panel
 
 
@@ -291,30 +293,14 @@ def test_long_blocks_are_read_in_parts(
     assert streams[1].digests == streams[0].digests and list(streams[0].digests) == ["sealed/0", "sealed/1"]
 
 
-def test_report_is_replayed_in_the_parts_that_it_was_made_in(recorded: tuple[EnvSpec, Path], weights: Path) -> None:
-    """Reports without `part_shots` are of whole blocks; the guards have chosen among other requests than today's."""
-    now = build(recorded, weights, part_shots=48)
-    of_whole_blocks = verifier.run_verification(replace(now, part_shots=None))
-    fields = of_whole_blocks.dump()
-    del fields["recorded"]["part_shots"]
-    old = VerifyReport.model_validate(fields)
-    assert old == of_whole_blocks
-    of_parts = verifier.run_verification(now)
-    assert any(line.startswith("guard ablation") for line in report_differences(old, of_parts))
-    assert verifier.replay(old, now).differences == ()
-    assert verifier.replay(of_parts, now).differences == ()
-    assert of_parts.recorded is not None
-    changed = of_parts.model_copy(update={"recorded": of_parts.recorded.model_copy(update={"part_shots": 24})})
-    assert "recorded.part_shots was 24, is 48" in verifier.replay(changed, now).differences
-
-
 def test_failure_within_a_block_is_counted(
     recorded: tuple[EnvSpec, Path], weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = CandidateFailure("not_finite", "an answer is not finite")
     receive = CandidateEvaluation.receive
     monkeypatch.setattr(CandidateEvaluation, "receive", lambda *given: (receive(*given), failed)[1])
-    found = verifier.run_verification(build(recorded, weights, part_shots=48))
+    monkeypatch.setattr(session, "PART_SHOTS", 48)
+    found = verifier.run_verification(build(recorded, weights))
     assert found.verdict == "FAILED" and found.test is not None and found.test.counts.shots == 48
 
 
