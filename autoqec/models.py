@@ -10,12 +10,11 @@ from pathlib import Path
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import OnEvent
-from autoqec.contracts.models import VerifiedModel
+from autoqec.contracts.provenance import VerifiedModel
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, UsageError, similar_names
 from autoqec.store import files
-from autoqec.store.layout import RunLayout
-from autoqec.store.package_layout import PACKAGED_MODELS, ModelLayout
+from autoqec.store.layout import PACKAGED_MODELS, ModelLayout, RunLayout
 from autoqec.store.round_files import read_contract
 from autoqec.system.scratch import scratch
 
@@ -86,7 +85,7 @@ def verify_model(name: str, on_event: OnEvent, directory: Path = PACKAGED_MODELS
     Raises:
         ContractError: Archive or checkpoint are damaged, or the archive holds another checkpoint.
     """
-    from autoqec.orchestrator.archive_replay import replay_archive
+    from autoqec.orchestrator.archive import replay_archive
 
     model_path(name, directory)
     model = load_models(directory)[name]

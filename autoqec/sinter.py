@@ -22,7 +22,7 @@ from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.errors import UsageError
 from autoqec.models import load_models, model_layout, model_path
 from autoqec.orchestrator.editable_modules import checked_out_modules
-from autoqec.orchestrator.verified_artifact import require_verified
+from autoqec.orchestrator.verify_round import require_verified
 from autoqec.qec.sampling import pack
 from autoqec.qec.weighted_mwpm import missing_extension
 from autoqec.store.files import load_env

@@ -28,7 +28,7 @@ from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, pair
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.runner import run_round
 from autoqec.store import atomic, files
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from benchmarks.table import Row, record
 
 SUITE = "networks: aims"

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autoqec.contracts.board import BoardCircuit
 from autoqec.extensions.board.circuits import circuit_sha256, generate
+from autoqec.extensions.board.contracts import BoardCircuit
 from autoqec.store import atomic
-from autoqec.store.package_layout import PACKAGED_BOARD
+from autoqec.store.layout import PACKAGED_BOARD
 
 # l x m, and the exponents of the polynomials (Bravyi et al., Nature 627, 778, 2024)
 BICYCLES = {

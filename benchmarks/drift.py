@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.extensions.recorded.block_comparison import BlockEffect, block_effect
 from autoqec.qec.stats import paired_effect
 from benchmarks.table import Row, format_share

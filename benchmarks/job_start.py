@@ -26,7 +26,7 @@ from autoqec.extensions.slurm import process as slurm_process
 from autoqec.installation import IMPORT_DIR
 from autoqec.runner import job
 from autoqec.store import atomic
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
 from autoqec.system.process import child
 from benchmarks.parallel import ENV, MLP

@@ -27,7 +27,7 @@ from autoqec.runner.algorithms import SupervisedEdges
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import EdgeLabelSampler
 from autoqec.runner.training import Phase, TrainingBudget, phases
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from benchmarks.bench import surface
 from benchmarks.table import Row, record
 

@@ -8,17 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from autoqec.contracts.archive import RUN
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
-from autoqec.contracts.models import VerifiedModel
+from autoqec.contracts.provenance import RUN, VerifiedModel
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.orchestrator.archive_format import unpack
 from autoqec.store import atomic
 from autoqec.store.history import History
-from autoqec.store.layout import RunLayout, runs_dir
-from autoqec.store.package_layout import PACKAGED_MODELS, ModelLayout
+from autoqec.store.layout import PACKAGED_MODELS, ModelLayout, RunLayout, runs_dir
 from autoqec.store.round_files import read_contract
 
 LICENCE = "Apache-2.0"

@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autoqec.ideators.bench import simulation
-from autoqec.ideators.bench.compare import strategy
-from autoqec.ideators.bench.simulation import SimulatedRun, SimulationSettings
-from autoqec.ideators.bench.table import DEFAULT, Table
+from benchmarks.ideators import simulation
+from benchmarks.ideators.compare import strategy
+from benchmarks.ideators.simulation import SimulatedRun, SimulationSettings
+from benchmarks.ideators.table import DEFAULT, Table
 from benchmarks.table import Row, record
 
 SEEDS = 16

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from scipy import stats as distributions
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import PairedEffect, StoppedBy, Verdict
 from autoqec.qec.stats import paired_effect
 from autoqec.verification.assemble import simultaneous_effect

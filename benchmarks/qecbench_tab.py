@@ -34,7 +34,6 @@ from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import AutoqecError, RoundError
 from autoqec.ideators import space
-from autoqec.ideators.bench.table import DEFAULT, pack
 from autoqec.ideators.space import Config
 from autoqec.qec import backends, sampling, stats
 from autoqec.qec.problem import Problem
@@ -45,6 +44,7 @@ from autoqec.runner.spec import one_line, out_layout
 from autoqec.runner.training import TrainingBudget, phases, train
 from autoqec.store import files, jsonl
 from autoqec.system import machine
+from benchmarks.ideators.table import DEFAULT, pack
 
 OUT = DEFAULT
 CONFIGS, MULTI_FIDELITY, LARGE = 520, 50, 24

@@ -12,13 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.round import RoundMetrics, RunnerConfig
-from autoqec.contracts.timing import utc_now
+from autoqec.contracts.round import RoundMetrics, RunnerConfig, utc_now
 from autoqec.extensions.slurm import job as slurm_job
 from autoqec.runner import job
 from autoqec.runner.pointer import write_round_pointer
 from autoqec.store import atomic, files
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 
 def sleep_of(number: int, range_s: tuple[float, float]) -> float:

@@ -25,7 +25,7 @@ from autoqec.runner.family import build_agent
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, ShotSampler
 from autoqec.runner.training import TrainingBudget, phases, train
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 SECONDS = 6.0
 TRAINED = TrainingBudget(train_shots=20_480, finetune_shots=2_048)

@@ -35,10 +35,6 @@ COMMANDS = {
     "export": ("autoqec.cli.commands.export", "Export the figures of a run as CSV, for sinter, TensorBoard or W&B."),
     "review-log": ("autoqec.cli.commands.review_log", "Review how a run searched."),
     "diagnose": ("autoqec.cli.commands.diagnose", "Explain why rounds failed or gained nothing, and suggest a config."),
-    "bench-ideators": (
-        "autoqec.cli.commands.bench_ideators",
-        "Compare ideators on a table of measured configs, or on real rounds.",
-    ),
     "models": ("autoqec.cli.commands.models", "List, show, verify and locate the verified models in the package."),
     "add-env": ("autoqec.cli.commands.add_env", "Create an env file interactively and check it by decoding shots."),
     "envs": ("autoqec.cli.commands.envs", "List the packaged envs."),

@@ -13,42 +13,35 @@ from typing import Any
 from autoqec.cli import assistant_files
 from autoqec.cli.assistant_files import CHECKOUT_COMMAND
 from autoqec.contracts import (
-    answers,
-    archive,
-    board,
-    counts,
     dsl,
     env,
-    family,
     history,
     job,
     messages,
-    models,
     noise,
-    notebook,
     pareto,
     profiles,
     provenance,
     recorded,
     round,
     settings,
-    trial,
     verdict,
     verification_job,
 )
 from autoqec.contracts.base import Contract
+from autoqec.extensions.board import contracts as board
 from autoqec.extensions.board.circuits import load_circuits
 from autoqec.extensions.board.page import page as page_of_board
 from autoqec.extensions.board.results import board_measurements, table_of_cells
 from autoqec.extensions.continual.runtime import config as runtime
-from autoqec.store.package_layout import PACKAGED_BOARD
+from autoqec.extensions.language_models import contracts as language_models
+from autoqec.store.layout import PACKAGED_BOARD
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
 BOARD = Path(__file__).parent / "board.html"
 MODULES = (
     env,
-    family,
     dsl,
     profiles,
     round,
@@ -58,17 +51,12 @@ MODULES = (
     history,
     settings,
     messages,
-    answers,
-    counts,
+    language_models,
     verdict,
     pareto,
-    archive,
     board,
     recorded,
     noise,
-    models,
-    trial,
-    notebook,
     runtime,
 )
 MODELS: dict[str, type[Contract]] = {

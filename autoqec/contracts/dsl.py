@@ -1,13 +1,49 @@
-"""PredecoderDSL: config of one predecoder, its architecture and its training."""
+"""PredecoderDSL: config of one predecoder, its architecture and its training; and configs as flat mappings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
 from autoqec.contracts.base import Contract, first_validation_error, sha256_json
 from autoqec.errors import ContractError
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested config as one mapping from dotted keys to values."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inverse of `flatten`."""
+    config: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, leaf = key.split(".")
+        node = config
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[leaf] = value
+    return config
+
+
+def value_at(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value at a dotted key. KeyError if a part is missing."""
+    value: Any = config
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys whose values differ; a missing key equals None."""
+    first_flat, second_flat = flatten(first), flatten(second)
+    return [key for key in {**first_flat, **second_flat} if first_flat.get(key) != second_flat.get(key)]
+
 
 OutputMode = Literal["soft_priors", "hard_flip"]
 SnapshotMode = Literal["last", "all", "gap", "none"]

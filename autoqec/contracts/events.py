@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.history import HistoryRow
-from autoqec.contracts.round import RoundMetrics, RoundStatus
+from autoqec.contracts.round import PairedCounts, RoundMetrics, RoundStatus
 
 
 class Event(Contract):

@@ -9,18 +9,26 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, model_validator
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.comparison import ComparisonTerms, comparison_terms
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.names import SHA1, SHA256
 from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
-from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork, parent_branches
+from autoqec.contracts.round import (
+    ComposeMode,
+    ForkFrom,
+    RoundMetrics,
+    Timing,
+    UtcTime,
+    canonical_fork,
+    parent_branches,
+)
 from autoqec.contracts.settings import RunSettings, SettingsChange
-from autoqec.contracts.timing import Timing, UtcTime
 from autoqec.contracts.verdict import (
+    ComparisonTerms,
     CompositionVerdict,
     CountedBy,
     MemberResult,
     Verdict,
+    comparison_terms,
 )
 
 

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.names import SHA256
-from autoqec.contracts.round import RunnerConfig
-from autoqec.contracts.timing import UtcTime
+from autoqec.contracts.round import RunnerConfig, UtcTime
 
 
 class JobOrder(Contract):

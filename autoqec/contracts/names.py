@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 SHA1 = r"^[0-9a-f]{40}$"
 SHA256 = r"^[0-9a-f]{64}$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.:+-]{0,99}$"  # of decoders, circuits and models
 RUN_ID = r"^[0-9]{8}-[0-9]{6}(-[1-9][0-9]{0,5})?$"
 _RUN = RUN_ID.removeprefix("^").removesuffix("$")
 # Refs of a run: branches of rounds, also in quarantine, and a pin per attempt.

@@ -8,8 +8,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.dotted_keys import value_at
-from autoqec.contracts.dsl import FAMILIES, LOOP_BLOCKS, PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import FAMILIES, LOOP_BLOCKS, PredecoderDSL, parse_dsl, value_at
 from autoqec.errors import ContractError
 
 Pins = Mapping[str, Any]  # `training.loop` -> `async`

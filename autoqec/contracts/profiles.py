@@ -1,7 +1,8 @@
-"""Profiles: named amounts of shots and training, with limits of time and memory."""
+"""Profiles: named amounts of shots and training, with limits of time and memory; and the limits of a run."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -127,3 +128,24 @@ def default_scale(name: str, n_edges: int) -> float:
         n_edges: Edges of the matching graph.
     """
     return min(MAX_DEFAULT_SCALE, max(1.0, round(n_edges / REFERENCE_EDGES, 2))) if name in GROWING else 1.0
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of a run; None means no limit.
+
+    Attributes:
+        rounds: Finished rounds in total.
+        hours: Wall-clock hours since this process started the loop.
+        compute_hours: Hours of training and measurement of all rounds together.
+        cpu_hours: The part of `compute_hours` of rounds without a GPU.
+        gpu_hours: The part of `compute_hours` of rounds with a GPU.
+        plateau: Consecutive finished rounds that did not change the verified Pareto front.
+    """
+
+    rounds: int | None = None
+    hours: float | None = None
+    compute_hours: float | None = None
+    cpu_hours: float | None = None
+    gpu_hours: float | None = None
+    plateau: int | None = None

@@ -1,13 +1,13 @@
-"""Provenance of a result: the pointer on the branch and the manifest beside the artifacts."""
+"""Provenance of a result: the pointer on the branch, and manifests of rounds, archives and packaged models."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.names import SHA1, SHA256, plain_path
+from autoqec.contracts.names import NAME, RUN_ID, RUN_REF, SHA1, SHA256, branch_name, distinct_paths, plain_path
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundStatus, canonical_fork
 
 
@@ -122,3 +122,84 @@ class Manifest(Contract):
     container: str | None = Field(default=None, description="SHA-256 of the image that trained in; null: none")
     sandbox: dict[str, Any] = Field(description="backend and settings of the sandbox around training")
     artifacts: tuple[ManifestArtifact, ...] = Field(description="every file the round left")
+
+
+BUNDLE, RUN = "branches.bundle", "run"
+MAX_BYTES = 8 * 2**30
+MAX_MEMBERS = 200_000
+# Files of one machine: owner, log and locks of a run, a secret that is not published, recorded shots and their place.
+EXCLUDED_FILES = (
+    "owner.json", "owner.lock", "live.json", "stop_request.json", "detached.json", "detached", "logs",
+    "secret", "history.jsonl.lock", "attempts.jsonl.lock", "recorded", "recorded_directory.txt",
+)  # fmt: skip
+
+# Suffixes of the files that a run writes: a directory of such a name would replace an expected file.
+_FILES = (".json", ".jsonl", ".yaml", ".md", ".log", ".pt", ".csv", ".txt", ".html", ".hex", ".b8", ".tmp")
+
+
+def member_name(name: str) -> str:
+    """Return `name` if it is allowed for a member of an archive. Raises ValueError otherwise."""
+    top, _, rest = plain_path(name).partition("/")
+    if name != BUNDLE and (top != RUN or not rest):
+        raise ValueError(f"{name!r} is neither {BUNDLE} nor a file below {RUN}/")
+    if rest.partition("/")[0] in EXCLUDED_FILES:
+        raise ValueError(f"{name!r} belongs to one machine, not to an archive")
+    if any(part.casefold().endswith(_FILES) for part in rest.split("/")[:-1]):
+        raise ValueError(f"{name!r} has a directory where a run has a file")
+    return name
+
+
+class ArchiveFile(Contract):
+    """One member of an archive."""
+
+    name: Annotated[str, AfterValidator(member_name)] = Field(description="path inside the archive")
+    bytes: int = Field(ge=0, description="size")
+    sha256: str = Field(pattern=SHA256, description="hash of the content")
+
+
+class ArchiveManifest(Contract):
+    """Refs of the bundle and the hash of every other member."""
+
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    run_id: str = Field(pattern=RUN_ID, description="the packaged run")
+    closed: bool = Field(description="whether the verifier's secret is inside, so that every verdict can be recomputed")
+    baseline_sha: str = Field(pattern=SHA1, description="commit that its rounds fork from")
+    baseline_ref: Annotated[str, AfterValidator(branch_name)] | None = Field(
+        description="branch that the run started on; null: detached HEAD"
+    )
+    code_sha256: str = Field(pattern=SHA256, description="code that can change a result, as in run.json")
+    refs: dict[Annotated[str, Field(pattern=RUN_REF)], Annotated[str, Field(pattern=SHA1)]] = Field(
+        min_length=1, max_length=MAX_MEMBERS, description="ref of the run's own: branch or pin -> commit"
+    )
+    files: tuple[ArchiveFile, ...] = Field(max_length=MAX_MEMBERS, description="every other member")
+
+    @model_validator(mode="after")
+    def _one_run(self) -> Self:
+        for ref in self.refs:
+            if ref.split("/")[3] != self.run_id:
+                raise ValueError(f"`refs`: {ref} belongs to another run")
+        if f"refs/heads/{self.baseline_ref}" in self.refs:
+            raise ValueError("`baseline_ref` is a branch of the run itself")
+        if sum(entry.name == BUNDLE for entry in self.files) != 1:
+            raise ValueError(f"`files` must list {BUNDLE} once")
+        distinct_paths(entry.name for entry in self.files)
+        return self
+
+
+class VerifiedModel(Contract):
+    """`model.json` of a packaged model: a checkpoint that a run of autoqec verified, and what it was made with."""
+
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    name: str = Field(pattern=NAME, description="name of the model")
+    env_name: str = Field(description="env that it was trained and verified on")
+    checkpoint_sha256: str = Field(pattern=SHA256, description="SHA-256 of checkpoint.pt, compared whenever it is used")
+    archive_sha256: str = Field(pattern=SHA256, description="SHA-256 of run.tar before compression, the closed run")
+    run_id: str = Field(description="the run")
+    round: int = Field(ge=1, description="its round")
+    licence: str = Field(description="licence of the weights")
+    made_with: str = Field(description="command that made the run")
+    versions: dict[str, str] = Field(description="versions of Python and packages of the run")
+    claim: str = Field(description="claim of the verification report")
+    translation_invariant: bool = Field(
+        default=False, description="whether the weights decode other distances and numbers of rounds of the code"
+    )

@@ -1,16 +1,86 @@
-"""Input (RunnerConfig) and result (RoundMetrics) of one Runner round."""
+"""Input (RunnerConfig) and result (RoundMetrics) of one Runner round, its timing, and trials before it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.counts import MemberCounts, PairedCounts
 from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
-from autoqec.contracts.timing import UtcTime
+
+UtcTime = Annotated[AwareDatetime, AfterValidator(lambda time: time.astimezone(UTC))]
+
+
+class Timing(Contract):
+    """Start, end and duration of the phases of one round; None: not recorded, as in rows of earlier versions."""
+
+    started_at: UtcTime | None = Field(default=None, description="when the round began")
+    finished_at: UtcTime | None = Field(default=None, description="when the round ended")
+    proposal_wallclock_s: float | None = Field(default=None, description="seconds until Ideator and Coder had answered")
+    setup_wallclock_s: float | None = Field(
+        default=None, description="seconds to create the branch and to wait for a free slot"
+    )
+    train_wallclock_s: float | None = Field(default=None, description="seconds of training")
+    eval_wallclock_s: float | None = Field(default=None, description="seconds of the measurement on validation shots")
+    verify_wallclock_s: float | None = Field(default=None, description="seconds of the verification")
+
+    @property
+    def phases(self) -> list[tuple[str, float]]:
+        """Return name and seconds of each recorded phase, in order."""
+        known = [
+            ("proposal", self.proposal_wallclock_s),
+            ("setup", self.setup_wallclock_s),
+            ("training", self.train_wallclock_s),
+            ("evaluation", self.eval_wallclock_s),
+            ("verification", self.verify_wallclock_s),
+        ]
+        return [(name, seconds) for name, seconds in known if seconds is not None]
+
+    def describe(self) -> str:
+        """Return a text: `2026-01-02 03:04:05 UTC, 42.0 s: proposal 0.5 s, training 40.0 s`; empty without a start."""
+        if self.started_at is None:
+            return ""
+        total = seconds_between(self.started_at, self.finished_at)
+        text = f"{self.started_at:%Y-%m-%d %H:%M:%S} UTC"
+        text += f", {total:.1f} s" if total is not None else ""
+        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.phases)
+        return f"{text}: {phases}" if phases else text
+
+
+def utc_now() -> datetime:
+    """Return the current time in UTC, to the millisecond."""
+    now = datetime.now(UTC)
+    return now.replace(microsecond=now.microsecond // 1000 * 1000)
+
+
+def seconds_between(start: datetime | None, end: datetime | None) -> float | None:
+    """Return the seconds from `start` to `end`; None if either is unknown, 0 if clocks disagree about their order."""
+    if start is None or end is None:
+        return None
+    return max(0.0, round((end - start).total_seconds(), 3))
+
+
+class PairedCounts(Contract):
+    """Outcomes of two decoders on the same shots."""
+
+    shots: int = Field(description="shots that both decoders decoded")
+    errors_reference: int = Field(description="logical errors of the reference")
+    errors_candidate: int = Field(description="logical errors of the candidate")
+    fixed: int = Field(description="reference wrong, candidate right")
+    broken: int = Field(description="reference right, candidate wrong")
+
+
+class MemberCounts(Contract):
+    """Outcomes of predecoder and inner decoder on validation shots of one circuit of a family."""
+
+    distance: int = Field(description="code distance")
+    rounds: int = Field(description="rounds of syndrome measurement")
+    p: float = Field(description="physical error rate")
+    counts: PairedCounts = Field(description="paired outcomes; the reference is the inner decoder alone")
+
 
 RoundStatus = Literal[
     "ok",
@@ -214,3 +284,28 @@ class RoundMetrics(Contract):
         if self.val_shots and None not in values:
             counts = PairedCounts.model_validate(dict(zip(PairedCounts.model_fields, values, strict=True)))
         return ValidationResult(self.delta_ler, self.ler_plain_classical, counts)
+
+
+MAX_LOG_CHARS = 3_000
+
+
+class Trial(Contract):
+    """One line of trials.jsonl, appended before the result is used. Its figures only guide the search."""
+
+    key: str = Field(description="SHA-256 of everything that determines the result")
+    kind: Literal["check", "screen"] = Field(
+        description="check: one training step, to find errors; screen: a share of a round's training"
+    )
+    round: int = Field(ge=1, description="round that was being proposed")
+    round_attempt_id: str = Field(description="its attempt")
+    share: float = Field(ge=0, le=1, description="share of a round's training; 0 for a check")
+    status: Literal["ok", "compile_error", "train_error", "killed_by_safety"] = Field(description="how it ended")
+    reason: str | None = Field(default=None, max_length=400, description="why it failed")
+    cause: FailureCause | None = Field(default=None, description="kind of the failure")
+    log: str = Field(default="", max_length=MAX_LOG_CHARS, description="end of the traceback of a failure")
+    n_params: int | None = Field(default=None, description="parameters of the network")
+    flops_per_syndrome: int | None = Field(default=None, description="FLOPs per shot")
+    train_shots: int | None = Field(default=None, description="shots of training")
+    val: PairedCounts | None = Field(default=None, description="counts on the first validation shots")
+    seconds: float = Field(ge=0, description="duration, counted in the compute hours of the run")
+    at: UtcTime = Field(description="when it ended")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.timing import UtcTime
+from autoqec.contracts.round import UtcTime
 
 
 class ModelSettings(Contract):

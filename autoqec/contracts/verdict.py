@@ -1,15 +1,36 @@
-"""VerifyReport: the verdict on one artifact, with its evidence."""
+"""VerifyReport: the verdict on one artifact, with its evidence, and the terms in which text speaks of it."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.counts import PairedCounts
-from autoqec.contracts.timing import UtcTime
+from autoqec.contracts.round import PairedCounts, UtcTime
+
+
+class ComparisonTerms(NamedTuple):
+    """How text names the shots and the reference of a verification.
+
+    Attributes:
+        shots: "fresh shots" or "sealed shots".
+        reference: What the gain is over.
+    """
+
+    shots: str
+    reference: str
+
+
+FRESH = ComparisonTerms("fresh shots", "baseline decoder")
+SEALED = ComparisonTerms("sealed shots", "strongest baseline")
+
+
+def comparison_terms(*, sealed: bool) -> ComparisonTerms:
+    """Return the terms for sealed blocks of recorded shots, or for shots that are sampled for the verification."""
+    return SEALED if sealed else FRESH
+
 
 Verdict = Literal["VERIFIED", "INCONCLUSIVE", "SUSPICIOUS", "FAILED"]
 CompositionVerdict = Literal["synergy", "additive", "interference"]

@@ -10,12 +10,11 @@ from pydantic import Field, SkipValidation
 from typing_extensions import TypedDict  # pydantic refuses typing.TypedDict before Python 3.12
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.comparison import ComparisonTerms, comparison_terms
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.pareto import ParetoEntry
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundStatus
-from autoqec.contracts.verdict import Verdict
+from autoqec.contracts.verdict import ComparisonTerms, Verdict, comparison_terms
 from autoqec.errors import UsageError
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autoqec.contracts.base import canonical_json
-from autoqec.contracts.dotted_keys import flatten, unflatten
-from autoqec.contracts.dsl import DEPTH_FIELDS, WIDTH_FIELDS
+from autoqec.contracts.dsl import DEPTH_FIELDS, WIDTH_FIELDS, flatten, unflatten
 from autoqec.contracts.messages import IdeatorResponse, parse_response
 from autoqec.contracts.pins import format_pins
 from autoqec.contracts.round import ComposeMode, ForkFrom, canonical_fork

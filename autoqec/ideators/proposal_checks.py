@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.env import Constraints
-from autoqec.contracts.trial import Trial
+from autoqec.contracts.round import Trial
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.decoders.cost_limits import exceeded_limits
 from autoqec.errors import ContractError

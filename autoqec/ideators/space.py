@@ -8,8 +8,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from autoqec.contracts.dotted_keys import flatten, unflatten, value_at
-from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, flatten, parse_dsl, unflatten, value_at
 from autoqec.contracts.env import EnvSpec, StimGeneratorCode
 from autoqec.errors import ContractError
 

@@ -12,7 +12,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
 from autoqec.models import model_env, model_path
 from autoqec.orchestrator.editable_modules import checked_out_modules
-from autoqec.orchestrator.verified_artifact import require_verified
+from autoqec.orchestrator.verify_round import require_verified
 from autoqec.store.files import load_env
 
 

@@ -11,16 +11,14 @@ from autoqec.contracts.base import sha256_json
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import Begun
 from autoqec.contracts.profiles import profile_of
-from autoqec.contracts.round import RunnerConfig
-from autoqec.contracts.timing import utc_now
-from autoqec.contracts.trial import MAX_LOG_CHARS, Trial
+from autoqec.contracts.round import MAX_LOG_CHARS, RunnerConfig, Trial, utc_now
 from autoqec.contracts.views import CoderView, RoundRow
 from autoqec.extensions.language_models.clients.deadline import time_not_counted
 from autoqec.extensions.language_models.roles.data_blocks import sanitize, sanitize_lines
 from autoqec.ideators.proposal_checks import find_equivalent_round
 from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.store import jsonl
-from autoqec.store.contract_lines import read_contracts
+from autoqec.store.jsonl import read_contracts
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES
 
 if TYPE_CHECKING:

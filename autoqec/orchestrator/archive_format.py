@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from autoqec.contracts.archive import MAX_BYTES, MAX_MEMBERS, ArchiveFile, ArchiveManifest
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.names import plain_path
+from autoqec.contracts.provenance import MAX_BYTES, MAX_MEMBERS, ArchiveFile, ArchiveManifest
 from autoqec.errors import ContractError, UsageError
-from autoqec.store import atomic, extract
+from autoqec.store import atomic
 
 MANIFEST, SEAL = "archive.json", "archive.sha256"
 _MAX_MANIFEST = 64 * 2**20
@@ -88,7 +88,7 @@ def _unpack(reader: _Reader, into: Path) -> ArchiveManifest:
     for name in sorted(listed.keys() - found):
         raise reader.changed("is missing", name)
     reader.end()
-    extract.sync_directories(into)
+    atomic.sync_directories(into)
     return manifest
 
 
@@ -117,7 +117,7 @@ def _extract(reader: _Reader, expected: ArchiveFile, size: int, into: Path) -> N
     if size != expected.bytes:
         raise reader.changed(f"was changed: {expected.bytes} bytes are listed, {size} are present", expected.name)
     digest, left = hashlib.sha256(), size
-    with extract.new_file(into, expected.name) as fd:
+    with atomic.new_file(into, expected.name) as fd:
         while left:
             chunk = reader.take(min(left, _CHUNK))
             left -= len(chunk)

@@ -9,7 +9,7 @@ from dataclasses import fields
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from autoqec.contracts.limits import RunLimits
+from autoqec.contracts.profiles import RunLimits
 from autoqec.errors import UsageError
 from autoqec.store.run_state import RunState, is_finished
 

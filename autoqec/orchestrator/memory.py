@@ -14,10 +14,9 @@ from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import canonical_fork
 from autoqec.orchestrator import fork_graph, views
 from autoqec.store import atomic
-from autoqec.store.attempt_state import Attempt, AttemptState
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.store.run_state import SUMMARY_FIELDS, RunState, candidate_front
+from autoqec.store.run_state import SUMMARY_FIELDS, Attempt, AttemptState, RunState, candidate_front
 
 if TYPE_CHECKING:
     from autoqec.contracts.env import EnvSpec

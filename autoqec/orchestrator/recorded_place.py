@@ -9,8 +9,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import OnEvent, ignore
 from autoqec.errors import UsageError
 from autoqec.store import atomic, files
-from autoqec.store.layout import RunLayout
-from autoqec.store.recorded_layout import recorded_location
+from autoqec.store.layout import RunLayout, recorded_location
 
 if TYPE_CHECKING:
     from autoqec.extensions.recorded.shots import RecordedShots

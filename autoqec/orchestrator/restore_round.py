@@ -15,8 +15,7 @@ from autoqec.orchestrator.recovery.apply import recover
 from autoqec.orchestrator.recovery.inspect import inspect_run, read_pointer_at
 from autoqec.orchestrator.recovery.state import RunInspection
 from autoqec.orchestrator.secret import read_secret
-from autoqec.orchestrator.verification_request import Candidate
-from autoqec.orchestrator.verify_round import verify_candidate
+from autoqec.orchestrator.verify_round import Candidate, verify_candidate
 from autoqec.store import run_log
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout
 from autoqec.store.round_files import RoundFiles, load_round

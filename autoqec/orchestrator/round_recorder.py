@@ -9,12 +9,11 @@ from typing import Any
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.history import HistoryRow, Planned
 from autoqec.contracts.provenance import Pointer
-from autoqec.contracts.round import RoundMetrics, canonical_fork
-from autoqec.contracts.timing import seconds_between
+from autoqec.contracts.round import RoundMetrics, canonical_fork, seconds_between
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
-from autoqec.store.attempt_state import Attempt
-from autoqec.store.round_layout import path_in_run
+from autoqec.store.layout import path_in_run
+from autoqec.store.run_state import Attempt
 
 _FOLLOW_UP_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "autoqec:follow-up")
 _ABORTED = "the round was aborted: the process died before it was recorded"

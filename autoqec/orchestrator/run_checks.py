@@ -20,8 +20,7 @@ from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import new_secret, read_secret, require_only_copy
 from autoqec.store import files
 from autoqec.store.history import History
-from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, runs_dir
-from autoqec.store.round_layout import pointer_on_branch
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, pointer_on_branch, runs_dir
 from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
 

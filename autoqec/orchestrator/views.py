@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from autoqec.contracts.comparison import comparison_terms
 from autoqec.contracts.history import HistoryRow, RunInfo, Verification
-from autoqec.contracts.verdict import Verdict
+from autoqec.contracts.verdict import Verdict, comparison_terms
 from autoqec.ideators.analyst import describe_measurement
 from autoqec.reporting.text import code_span, markdown, member_line
 from autoqec.store.run_state import Draft, RoundState, RunState, Totals

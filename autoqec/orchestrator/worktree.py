@@ -16,8 +16,7 @@ from autoqec.errors import RoundError, UsageError
 from autoqec.installation import PACKAGE_DIR
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
-from autoqec.store.layout import EDITABLE_MODULES, RunLayout
-from autoqec.store.round_layout import pointer_on_branch
+from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
 from autoqec.system.git import GitError, RefUpdate, Repo
 
 TRAILER = "Autoqec-Attempt"

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from autoqec.contracts.counts import PairedCounts
-from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.round import PairedCounts, RoundMetrics
 from autoqec.contracts.verdict import PairedEffect, Rate
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import CORRELATED
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import PairedEffect, VerifyReport
 from autoqec.reporting.charts import COLOURS, SERIES, draw_bars, format_ticks, new_figure
 from autoqec.reporting.run_report import RoundEntry, RunReport

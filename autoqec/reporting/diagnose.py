@@ -21,9 +21,8 @@ from autoqec.reporting.advice import adopt_command
 from autoqec.reporting.measurements import loss_drops
 from autoqec.store import atomic, files, train_log
 from autoqec.store.history import History
-from autoqec.store.layout import RunLayout
+from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.round_files import load_config, read_contract
-from autoqec.store.round_layout import RoundLayout
 
 Cause = FailureCause | Literal["env broken", "does harm", "no effect", "conflict", "aborted", "none"]
 

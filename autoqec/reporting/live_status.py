@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from autoqec.contracts.events import Event, LiveProgress, RoundEvent, RoundRecorded
-from autoqec.contracts.limits import RunLimits
+from autoqec.contracts.profiles import RunLimits
 from autoqec.errors import StorageError
 from autoqec.store import atomic
 from autoqec.store.layout import RunLayout

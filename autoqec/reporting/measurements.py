@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from autoqec.store import train_log
-from autoqec.store.progress import read_loss_curves
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
+from autoqec.store.train_log import read_loss_curves
 
 
 def relative_drop(losses: Sequence[float]) -> float | None:

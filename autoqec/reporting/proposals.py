@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.contracts.trial import Trial
+from autoqec.contracts.round import Trial
 from autoqec.errors import AutoqecError
 from autoqec.qec.stats import paired_effect
 from autoqec.reporting.text import count, duration, interval, percent, plain, pluralize
-from autoqec.store.contract_lines import read_contracts
+from autoqec.store.jsonl import read_contracts
 from autoqec.store.layout import RunLayout
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from autoqec.contracts.comparison import comparison_terms
-from autoqec.contracts.dotted_keys import flatten
+from autoqec.contracts.dsl import flatten
 from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.verdict import comparison_terms
 from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import advice

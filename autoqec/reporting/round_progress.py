@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.events import Progress, RoundEnded, RoundEvent, RoundMeasured, RoundPlanned
+from autoqec.contracts.round import PairedCounts
 from autoqec.reporting.text import count, duration, plain, sparkline
 
 

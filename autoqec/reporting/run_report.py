@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from autoqec.contracts.comparison import ComparisonTerms, comparison_terms
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow, RunInfo
-from autoqec.contracts.trial import Trial
-from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.round import Trial
+from autoqec.contracts.verdict import ComparisonTerms, VerifyReport, comparison_terms
 from autoqec.errors import AutoqecError
 from autoqec.reporting.proposals import (
     describe_trials,
@@ -22,12 +21,11 @@ from autoqec.reporting.proposals import (
 )
 from autoqec.reporting.round_details import DetailsReader, RoundDetails
 from autoqec.store import atomic, run_control
-from autoqec.store.attempt_state import Attempt
 from autoqec.store.files import dump_config, parse_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.round_files import load_contract
-from autoqec.store.run_state import RoundState, RunState
+from autoqec.store.run_state import Attempt, RoundState, RunState
 from autoqec.system import run_lock
 from autoqec.system.process import procfs
 

@@ -9,8 +9,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autoqec.contracts.dotted_keys import differing_keys, flatten
-from autoqec.contracts.dsl import DEPTH_FIELDS, FAMILIES, WIDTH_FIELDS, PredecoderDSL, TrainingConfig
+from autoqec.contracts.dsl import (
+    DEPTH_FIELDS,
+    FAMILIES,
+    WIDTH_FIELDS,
+    PredecoderDSL,
+    TrainingConfig,
+    differing_keys,
+    flatten,
+)
 from autoqec.decoders.cost_limits import exceeded_limits, predict_cost
 from autoqec.errors import AutoqecError
 from autoqec.reporting.advice import can_start_finetuning

@@ -10,9 +10,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autoqec.contracts.comparison import comparison_terms
 from autoqec.contracts.history import HistoryRow
-from autoqec.contracts.timing import seconds_between
+from autoqec.contracts.round import seconds_between
+from autoqec.contracts.verdict import comparison_terms
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting.proposals import describe_all_trials, describe_usage, proposed_by_model
 from autoqec.reporting.run_report import RoundEntry, RunReport, outcome

@@ -14,7 +14,7 @@ from autoqec.decoders import overlay
 from autoqec.runner.collect import Artifact
 from autoqec.runner.pointer import dsl_sha256
 from autoqec.store import atomic, files
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.store.run_log import LOGGER
 from autoqec.system import git, machine
 

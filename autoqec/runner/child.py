@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autoqec.contracts.counts import MemberCounts, PairedCounts
 from autoqec.contracts.dsl import GateShare, PredecoderDSL, parse_dsl
-from autoqec.contracts.round import FailureCause
+from autoqec.contracts.round import FailureCause, MemberCounts, PairedCounts
 from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.errors import ContractError
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult
 from autoqec.store import atomic
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 if TYPE_CHECKING:
     from autoqec.contracts.events import OnEvent, TrainingProgress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.decoders import gating
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem

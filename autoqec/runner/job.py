@@ -22,7 +22,7 @@ from autoqec.extensions.slurm import submission as slurm
 from autoqec.runner import runner
 from autoqec.store import atomic
 from autoqec.store.further_rounds import END, FurtherRounds
-from autoqec.store.round_layout import RoundLayout, pointer_on_branch
+from autoqec.store.layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine, sandbox
 
 LIST_POLL_S = 0.2  # between two looks for the next round; one opens a directory and a file

@@ -14,7 +14,7 @@ import torch
 from autoqec.contracts.dsl import SnapshotMode
 from autoqec.errors import RoundError
 from autoqec.store import atomic, train_log
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 ProgressCallback = Callable[[dict[str, Any]], None]
 

@@ -12,7 +12,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.round import RoundMetrics, RunnerConfig, canonical_fork
 from autoqec.errors import ContractError, UsageError
 from autoqec.store import atomic
-from autoqec.store.round_layout import RoundLayout, pointer_on_branch
+from autoqec.store.layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine
 
 if TYPE_CHECKING:

@@ -21,9 +21,7 @@ from autoqec.runner.artifact_manifest import resolve_modules_dir
 from autoqec.runner.collect import Artifact
 from autoqec.runner.spec import RESULT, SCRATCH_DIR, ChildResult, ChildSpec, ChildStatus, one_line
 from autoqec.store import atomic, files
-from autoqec.store.layout import hidden_from_branch_code
-from autoqec.store.recorded_layout import visible_shots
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout, hidden_from_branch_code, visible_shots
 from autoqec.store.run_log import LOGGER
 from autoqec.system import sandbox
 from autoqec.system.process import child

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.profiles import profile_of
-from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
-from autoqec.contracts.timing import utc_now
+from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig, utc_now
 from autoqec.errors import ContractError, UsageError
 from autoqec.runner import devices
 from autoqec.runner.artifact_manifest import find_worktree, write_artifact_manifest
@@ -20,8 +19,8 @@ from autoqec.runner.pointer import write_round_pointer
 from autoqec.runner.round_process import ChildOutcome, failed_result, run_in_child
 from autoqec.runner.spec import SCRATCH_DIR, ChildResult, ChildStatus
 from autoqec.store import atomic, files
+from autoqec.store.layout import RoundLayout
 from autoqec.store.round_files import read_contract
-from autoqec.store.round_layout import RoundLayout
 from autoqec.system import git, machine
 
 if TYPE_CHECKING:

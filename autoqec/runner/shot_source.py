@@ -15,7 +15,7 @@ from autoqec.extensions.recorded.split import PARTS, Split, VisibleShots, write_
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
 from autoqec.store import atomic
-from autoqec.store.recorded_layout import recorded_location, visible_shots
+from autoqec.store.layout import recorded_location, visible_shots
 
 VAL_KEY = "val"  # one seed per env: every round is measured on the same shots
 

@@ -8,11 +8,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.counts import MemberCounts, PairedCounts
-from autoqec.contracts.family import MAX_MEMBERS
+from autoqec.contracts.env import MAX_MEMBERS
 from autoqec.contracts.profiles import Profile
-from autoqec.contracts.round import FailureCause
-from autoqec.store.round_layout import RoundLayout
+from autoqec.contracts.round import FailureCause, MemberCounts, PairedCounts
+from autoqec.store.layout import RoundLayout
 
 EVENTS = "events.jsonl"
 RESULT = "result.json"

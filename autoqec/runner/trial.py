@@ -16,7 +16,7 @@ from autoqec.runner.round_process import run_in_child
 from autoqec.runner.spec import ChildResult
 from autoqec.runner.training import FINETUNE_BATCH
 from autoqec.store import atomic
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 CHECK_VAL_SHOTS = 256
 CHECK_WALLCLOCK_S = 120

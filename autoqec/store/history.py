@@ -17,9 +17,8 @@ from autoqec.contracts.history import ATTEMPT_LINE, AlphaSpent, AttemptLine, His
 from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
 from autoqec.store import atomic, jsonl
-from autoqec.store.attempt_state import AttemptState, apply_lines
 from autoqec.store.layout import RunLayout
-from autoqec.store.run_state import RunState, apply_rows
+from autoqec.store.run_state import AttemptState, RunState, apply_lines, apply_rows
 
 ATTEMPTS_KEY = "attempts_sha256"  # of a row: hash of the last line of attempts.jsonl when the row was written
 _HASH = re.compile(r"[0-9a-f]{64}")

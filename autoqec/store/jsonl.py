@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+from autoqec.contracts.base import Contract
 from autoqec.errors import ContractError, StorageError, UsageError
 from autoqec.store import atomic
 
@@ -265,3 +266,13 @@ def _no_constant(name: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)  # one for all lines: building one costs as much as a line
+
+
+ContractT = TypeVar("ContractT", bound=Contract)
+
+
+def read_contracts(path: Path, kind: type[ContractT]) -> list[ContractT]:
+    """Return the contract of each line; [] if there is no file. Raises ContractError for a damaged line."""
+    if not path.is_file():
+        return []
+    return [kind.read(line, location=f"{path}:{number}") for number, line in enumerate(read(path), start=1)]

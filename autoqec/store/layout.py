@@ -1,4 +1,4 @@
-"""Paths of a run under runs/ and .worktrees/, names of branches and refs. Only the layout modules here spell paths."""
+"""Paths of runs, rounds and packaged models, names of branches and refs. Only this module spells paths of a run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,90 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
+from typing import overload
 
 from autoqec.contracts import names
-from autoqec.store.below import Below
-from autoqec.store.recorded_layout import recorded_location
-from autoqec.store.round_layout import RoundLayout
+from autoqec.installation import PACKAGE_DIR
+
+
+class Below:
+    """A path below the directory of a layout.
+
+    Args:
+        parts: Names of directories, and of the file.
+        of: Attribute of the layout that holds the directory.
+    """
+
+    def __init__(self, *parts: str, of: str = "dir") -> None:
+        self._parts, self._directory = parts, of
+
+    @overload
+    def __get__(self, layout: None, owner: type) -> Below: ...
+
+    @overload
+    def __get__(self, layout: object, owner: type) -> Path: ...
+
+    def __get__(self, layout: object | None, owner: type) -> Below | Path:
+        """Return the path of a layout; of the class, the attribute itself."""
+        if layout is None:
+            return self
+        directory: Path = getattr(layout, self._directory)
+        return directory.joinpath(*self._parts)
+
+
+VERIFICATION = "verification"
+
+
+@dataclass(frozen=True)
+class RoundLayout:
+    """Files of one round directory."""
+
+    dir: Path
+    round: int
+
+    config = Below("config.yaml")
+    train_log = Below("train.log")
+    checkpoint = Below("checkpoint.pt")
+    metrics = Below("metrics.json")
+    manifest = Below("artifact_manifest.json")
+    manifest_error = Below("manifest_error.txt")
+    train_dir = Below("train")
+    progress = Below("train", "progress.csv")
+    # The order for a cluster's job: written before the job is submitted, deleted when it is cancelled.
+    job = Below("job.json")
+    job_claim = Below("job_claim")  # the id of the one job that works on the order
+    job_dir = Below("job")  # script and logs of the cluster's job
+    # Order, seeds, result and logs of a verification in a cluster's job; removed when its result was read.
+    verification_dir = Below(VERIFICATION)
+    transcript = Below("transcript.jsonl")  # the turns of the language models
+    trial_dir = Below("trial")  # files of a trial while it runs
+    report_md = Below("verification_report.md")
+    report_json = Below("verification_report.json")
+
+    @property
+    def pointer(self) -> Path:
+        """The round's copy of its pointer."""
+        return self.dir / pointer_name(self.round)
+
+    def further_rounds(self, array_index: int | None) -> Path:
+        """The list of further rounds of a job, or of an element of a job array, whose first round this is."""
+        return self.job_dir / "further" / str(array_index or 0)
+
+
+def pointer_name(number: int) -> str:
+    """Return the file name of a round's pointer."""
+    return f"round_{number}_pointer.json"
+
+
+def pointer_on_branch(number: int) -> str:
+    """Return the path of the pointer in the tree of the branch."""
+    return f"round_{number}/{pointer_name(number)}"
+
+
+def path_in_run(number: int, path: str | None) -> str | None:
+    """Return the path of a file of a round relative to the run directory, `round_<N>/NAME`, as stored in rows."""
+    return None if path is None else f"round_{number}/{PurePath(path).name}"
+
 
 RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")  # `$` would also match before a trailing newline
 BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
@@ -151,3 +230,65 @@ def branch_round(branch: str) -> int | None:
     """Return the round number in a branch's name; None if it is not a round's branch."""
     match = BRANCH.match(branch)
     return int(match["round"]) if match else None
+
+
+def visible_shots(round_dir: Path) -> Path:
+    """Return the directory of recorded training and validation shots, which the rounds of a run read."""
+    return round_dir.parent / "recorded"
+
+
+def recorded_location(round_dir: Path) -> Path:
+    """Return the file that names the directory of the recorded shots of a run; rounds cannot read it."""
+    return round_dir.parent / "recorded_directory.txt"
+
+
+@dataclass(frozen=True)
+class BoardLayout:
+    """Files of a decoder board: a directory of its own, or the one in the package."""
+
+    dir: Path
+
+    circuits = Below("circuits.jsonl")  # the pinned circuits
+    decoders = Below("decoders.jsonl")  # decoders that the user added
+    results = Below("results.jsonl")  # the measurements
+    jobs = Below("jobs")  # orders of SLURM jobs that may still be at work
+
+    def circuit(self, sha256: str) -> Path:
+        """Return the file of an added circuit."""
+        return self.dir / "circuits" / f"{sha256}.stim"
+
+    def job(self, name: str) -> BoardJobLayout:
+        """Return the files of an order."""
+        return BoardJobLayout(self.jobs / name)
+
+
+@dataclass(frozen=True)
+class BoardJobLayout:
+    """Files of the SLURM jobs of an order: `jobs/<name>/` of a board."""
+
+    dir: Path
+
+    order = Below("order.json")  # what the jobs measure
+
+    def result(self, index: int) -> Path:
+        """Return the file in which a job says how it ended."""
+        return self.dir / f"result-{index}.json"
+
+
+PACKAGED_BOARD = BoardLayout(PACKAGE_DIR / "data" / "board")
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """Files of a verified model in the package."""
+
+    dir: Path
+
+    info = Below("model.json")
+    checkpoint = Below("checkpoint.pt")  # tensors and plain values
+    env = Below("env.yaml")
+    report = Below("verification_report.json")
+    archive = Below("run.tar.gz")  # the archive of the closed run, with its secret, compressed
+
+
+PACKAGED_MODELS = PACKAGE_DIR / "data" / "models"

@@ -11,7 +11,7 @@ from autoqec.contracts.base import Contract
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import AutoqecError, ContractError
 from autoqec.store import atomic
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 if TYPE_CHECKING:
     from autoqec.contracts.provenance import Manifest, Pointer

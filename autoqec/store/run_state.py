@@ -1,4 +1,4 @@
-"""The state of a run: the only reducer from rows of history.jsonl.
+"""The state of a run and of its attempts: the only reducers from rows of history.jsonl and lines of attempts.jsonl.
 
 Logs, Pareto front, fork graph, role views, reports, budgets and `autoqec show` are functions of `RunState`.
 """
@@ -9,10 +9,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.history import AlphaSpent, AttemptLine, Begun, HistoryRow, Nominated, Planned
 from autoqec.contracts.pareto import Objectives, ParetoEntry, non_dominated, non_dominated_points, sort_key
 from autoqec.contracts.round import parent_branches
 
@@ -314,3 +315,48 @@ def _is_candidate(row: HistoryRow) -> bool:
 
 def _figures(row: HistoryRow) -> Objectives:
     return (row.delta_ler or 0.0, -float(row.flops_per_syndrome or 0), -float(row.n_params or 0))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The write-ahead lines of one attempt; None for a step that was not reached. `at` is its start."""
+
+    id: str
+    round: int
+    at: datetime | None = None
+    planned: Planned | None = None
+    nominated: Nominated | None = None
+    registered_test: AlphaSpent | None = None
+
+
+@dataclass(frozen=True)
+class AttemptState:
+    """The state derived from attempts.jsonl: attempts by id in the order of their start, and all registered tests."""
+
+    attempts: Mapping[str, Attempt] = field(default_factory=dict)
+    registered_tests: tuple[AlphaSpent, ...] = ()
+    last_round: int = 0
+
+
+def apply_lines(state: AttemptState, lines: Iterable[AttemptLine]) -> AttemptState:
+    """Return the state after further lines; the given state is not changed."""
+    attempts, tests, last_round = dict(state.attempts), list(state.registered_tests), state.last_round
+    changes: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        name = line.round_attempt_id
+        if name not in attempts:
+            attempts[name] = Attempt(name, line.round)
+        changed = changes.setdefault(name, {})
+        if isinstance(line, Begun):
+            changed["at"] = line.at
+        elif isinstance(line, Planned):
+            changed["planned"] = line
+        elif isinstance(line, Nominated):
+            changed["nominated"] = line
+        else:
+            changed["registered_test"] = line
+            tests.append(line)
+        last_round = max(last_round, attempts[name].round)
+    for name, changed in changes.items():
+        attempts[name] = replace(attempts[name], **changed)
+    return AttemptState(attempts, tuple(tests), last_round)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from autoqec.contracts.counts import PairedCounts
-from autoqec.contracts.env import EnvSpec, StimGeneratorCode
+from autoqec.contracts.env import CodeMember, EnvSpec, StimGeneratorCode
 from autoqec.contracts.events import CompositionCompared, VerdictReached
-from autoqec.contracts.family import CodeMember
-from autoqec.contracts.timing import utc_now
+from autoqec.contracts.round import PairedCounts, utc_now
 from autoqec.contracts.verdict import (
     BaselineResult,
     Composition,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import OutputMode
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import PairedEffect, StoppedBy
 from autoqec.decoders import gating
 from autoqec.decoders.gating import GatedDecoder, Selection

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.provenance import Manifest
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import Composition, CompositionParent, CompositionVerdict
 from autoqec.decoders import checkpoint
 from autoqec.errors import ContractError, UsageError

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as distributions
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import PREDICTED, SEED_SPACE, EnvSpec
-from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.round import PairedCounts, RoundMetrics
 from autoqec.contracts.verdict import Cost, Guard, PairedEffect
 from autoqec.qec.problem import Problem
 from autoqec.verification.sequential import log_e_value

@@ -23,7 +23,7 @@ from autoqec.contracts.verification_job import (
 )
 from autoqec.errors import AutoqecError, ContractError, InfrastructureError, UsageError
 from autoqec.store import atomic
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
 from autoqec.verification import verifier
 from autoqec.verification.composition import SHOT_PURPOSE

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoqec.contracts.env import EnvSpec, StimGeneratorCode
-from autoqec.contracts.family import CodeMember
+from autoqec.contracts.env import CodeMember, EnvSpec, StimGeneratorCode
 from autoqec.contracts.profiles import Profile
 from autoqec.qec.problem import Problem
 

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from autoqec.contracts.verdict import Cost, PairedEffect, Rate, VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store import atomic
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 _TEMPLATE = "report.md.j2"
 

@@ -15,7 +15,7 @@ from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.store.files import parse_env
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
 from autoqec.verification.shot_cache import ShotCache
 from autoqec.verification.shot_stream import Secret

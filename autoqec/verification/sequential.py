@@ -22,7 +22,7 @@ from functools import cache
 import numpy as np
 from scipy import special
 
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import SequentialTest, StoppedBy
 from autoqec.qec.stats import NO_PAIRS, add_pairs
 

@@ -6,10 +6,10 @@ import re
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
 from autoqec.contracts.names import SHA256
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import (
     Guard,
     Latency,

@@ -18,7 +18,7 @@ def command(run: str, out: Output) -> None:
 
     A closed run cannot be resumed.
     """
-    from autoqec.orchestrator.publish_secret import publish_secret
+    from autoqec.orchestrator.archive import publish_secret
     from autoqec.system.git import Repo
 
     layout = locate.run_layout(run)

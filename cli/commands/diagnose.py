@@ -52,7 +52,7 @@ def command(target: str, write: Path | None, model: str | None, out: Output) -> 
 
 def _diagnose(target: str) -> list[RoundDiagnosis]:
     from autoqec.reporting.diagnose import diagnose_round, diagnose_run
-    from autoqec.store.round_layout import RoundLayout
+    from autoqec.store.layout import RoundLayout
 
     directory = Path(target).resolve()
     number = directory.name.removeprefix("round_")

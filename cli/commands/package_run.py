@@ -24,7 +24,7 @@ def command(run: str, target: Path | None, shots: bool, out: Output) -> None:
     verification: on shots sampled again, or on the included ones if another version of stim samples differently.
     """
     from autoqec.contracts.base import sha256_bytes
-    from autoqec.orchestrator.archive_pack import package_run
+    from autoqec.orchestrator.archive import package_run
     from autoqec.system.git import Repo
 
     layout = locate.run_layout(run)

@@ -12,7 +12,7 @@ from autoqec.cli.common import Output, options, recorded_option, trust_option
 from autoqec.reporting.text import plain, pluralize
 
 if TYPE_CHECKING:
-    from autoqec.orchestrator.archive_replay import ReplayPlan
+    from autoqec.orchestrator.archive import ReplayPlan
 
 
 @click.command("replay")
@@ -28,7 +28,7 @@ def command(archive: Path, into: Path | None, recorded: Path | None, out: Output
 
     Exit status: 0 everything agrees, 1 a verdict differs, 2 a file was changed.
     """
-    from autoqec.orchestrator.archive_replay import replay_archive
+    from autoqec.orchestrator.archive import replay_archive
     from autoqec.reporting.terminal import LiveView, console
 
     into = into or Path(archive.name.removesuffix(".tar") + "-replayed")

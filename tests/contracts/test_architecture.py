@@ -112,8 +112,6 @@ def test_only_the_layout_contains_path_names() -> None:
     # git prunes worktrees below a default path; the run-history questions read runs from any directory
     allowed = {
         "store/layout",
-        "store/round_layout",
-        "store/package_layout",
         "system/git/write",
         "extensions/continual/environments/ledger",
     }

@@ -29,7 +29,7 @@ def test_every_contract_has_its_table() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in generate.pages())
     documented = set(re.findall(r"<!-- fields: (\w+) -->", text))
     parts = {"ManifestRepo", "ManifestEnvironment", "ManifestRound", "ManifestArtifact", "Profile"}
-    parts |= {"ModelOutput", "ModelConfig", "SingleProcessTraining", "RunConfig"}
+    parts |= {"ModelOutput", "ModelConfig", "SingleProcessTraining", "RunConfig", "Timing"}
     assert set(generate.MODELS) - parts == documented
 
 

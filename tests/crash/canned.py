@@ -15,7 +15,7 @@ from autoqec.contracts.views import AnalystView
 from autoqec.errors import ContractError
 from autoqec.orchestrator import run_checks
 from autoqec.store import atomic, files
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support import rounds
 
 if TYPE_CHECKING:

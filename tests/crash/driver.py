@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.dotted_keys import flatten, unflatten
+from autoqec.contracts.dsl import flatten, unflatten
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import AutoqecError

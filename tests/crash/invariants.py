@@ -12,8 +12,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.pareto import non_dominated
 from autoqec.contracts.provenance import Pointer
 from autoqec.store.history import History
-from autoqec.store.layout import RunLayout
-from autoqec.store.round_layout import pointer_on_branch
+from autoqec.store.layout import RunLayout, pointer_on_branch
 from autoqec.store.run_state import fold
 from autoqec.system.git import Repo
 

@@ -17,9 +17,9 @@ from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.events import ignore
 from autoqec.errors import UsageError
 from autoqec.orchestrator import gc
+from autoqec.orchestrator.archive import publish_secret
 from autoqec.orchestrator.failpoint import FAILPOINT_VARIABLE
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.orchestrator.restore_round import restore_round
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -229,8 +229,7 @@ def test_ten_concurrent_removals_remove_everything_once(littered: tuple[Path, Ru
 
 
 def test_archive_of_a_cleaned_closed_run_lists_removals(littered: tuple[Path, RunLayout, Repo], tmp_path: Path) -> None:
-    from autoqec.orchestrator.archive_pack import package_run
-    from autoqec.orchestrator.archive_replay import replay_archive
+    from autoqec.orchestrator.archive import package_run, replay_archive
 
     _, layout, repo = littered
     publish_secret(layout, repo)

@@ -22,13 +22,12 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
 from autoqec.extensions.slurm import submission as slurm_commands
 from autoqec.orchestrator import failpoint, gc
-from autoqec.orchestrator.publish_secret import publish_secret
+from autoqec.orchestrator.archive import publish_secret
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.runner.job import claiming_job_id, read_order
 from autoqec.store.history import History
-from autoqec.store.layout import RunLayout
+from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.round_files import read_contract
-from autoqec.store.round_layout import RoundLayout
 from autoqec.system.git import Repo
 from autoqec.verification import job
 from tests.conftest import made_workspace

@@ -14,11 +14,9 @@ from autoqec.contracts.events import ignore
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, UsageError
 from autoqec.locate import builtin_envs
-from autoqec.orchestrator import archive_pack
-from autoqec.orchestrator.archive_pack import package_run
-from autoqec.orchestrator.archive_replay import replay_archive
+from autoqec.orchestrator import archive as archive_module
+from autoqec.orchestrator.archive import package_run, publish_secret, replay_archive
 from autoqec.orchestrator.loop import run_rounds, start_run
-from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.orchestrator.verify_round import replay
 from autoqec.store.history import History
@@ -215,9 +213,9 @@ def test_archive_that_could_not_be_read_back_is_not_written(
 ) -> None:
     layout, open_archive, _ = packed
     repo, target = Repo.discover(layout.repo_root), tmp_path / "large.tar"
-    monkeypatch.setattr(archive_pack, "_shot_files", lambda _: iter([("shots/one.b8", bytes(10**7))]))
+    monkeypatch.setattr(archive_module, "_shot_files", lambda _: iter([("shots/one.b8", bytes(10**7))]))
     for most, hint in ((open_archive.stat().st_size + 10**7, "--no-shots"), (10_000, "autoqec gc")):
-        monkeypatch.setattr(archive_pack, "MAX_BYTES", most)
+        monkeypatch.setattr(archive_module, "MAX_BYTES", most)
         with pytest.raises(UsageError, match=hint):
             package_run(layout, repo, target)
         assert not target.exists()

@@ -9,7 +9,7 @@ import pytest
 from autoqec.extensions.board.circuits import load_circuits
 from autoqec.extensions.board.page import page
 from autoqec.extensions.board.results import cells
-from autoqec.store.package_layout import PACKAGED_BOARD
+from autoqec.store.layout import PACKAGED_BOARD
 from tests.support.browser import NAMES, Browser, find_browser
 from tests.unit.extensions.board.test_results import measurement
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.dotted_keys import flatten, unflatten
+from autoqec.contracts.dsl import flatten, unflatten
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.contracts.views import AnalystView, IdeatorView

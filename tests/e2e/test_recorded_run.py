@@ -18,11 +18,9 @@ from autoqec.errors import UsageError
 from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import verify_round
-from autoqec.orchestrator.archive_pack import package_run
-from autoqec.orchestrator.archive_replay import ReplayPlan, replay_archive
+from autoqec.orchestrator.archive import ReplayPlan, package_run, publish_secret, replay_archive
 from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
-from autoqec.orchestrator.publish_secret import publish_secret
-from autoqec.store.recorded_layout import recorded_location, visible_shots
+from autoqec.store.layout import recorded_location, visible_shots
 from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
 from tests.support.envs import problem

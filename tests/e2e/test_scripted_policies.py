@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.contracts.trial import Trial
+from autoqec.contracts.round import Trial
 from autoqec.extensions.language_models.roles.notebook import current_lessons
 from autoqec.store import jsonl
-from autoqec.store.contract_lines import read_contracts
 from autoqec.store.history import History
+from autoqec.store.jsonl import read_contracts
 from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace, made_workspace
 

@@ -14,8 +14,8 @@ from autoqec.extensions.slurm.executor import SlurmExecutor
 from autoqec.orchestrator.executors.local import Executor, ParallelExecutor, SerialExecutor
 from autoqec.orchestrator.loop import Roles, Run, start_run
 from autoqec.orchestrator.rounds import finish_round, runner_config, start_round
+from autoqec.store.layout import RoundLayout
 from autoqec.store.round_files import read_contract
-from autoqec.store.round_layout import RoundLayout
 from tests.crash import driver
 from tests.crash.starts import ENV
 from tests.support.clusters import Cluster, fake_slurm, slurm, slurm_unavailable_reason

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.archive import ArchiveManifest
+from autoqec.contracts.provenance import ArchiveManifest
 from autoqec.orchestrator.archive_format import unpack
 
 MEASURED = Path(__file__).parents[1] / "data" / "run.tar"

@@ -9,12 +9,12 @@ from autoqec.contracts.env import (
     BicycleCode,
     BpSettings,
     CircuitDepolarizing,
+    CodeMember,
     EnvSpec,
     FileNoise,
     SeedPolicy,
     StimGeneratorCode,
 )
-from autoqec.contracts.family import CodeMember
 from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.qec.problem import Problem
 

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.round import RoundMetrics, RunnerConfig
-from autoqec.contracts.timing import utc_now
+from autoqec.contracts.round import RoundMetrics, RunnerConfig, utc_now
 from autoqec.runner import job
 from tests.crash import canned
 from tests.support import rounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 
 def progress_rows(layout: RoundLayout) -> list[dict[str, str]]:

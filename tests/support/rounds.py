@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import AlphaSpent, Begun, HistoryRow, Nominated, Planned, RunInfo
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.provenance import Pointer
-from autoqec.contracts.round import ForkFrom, RoundMetrics, canonical_fork
+from autoqec.contracts.round import ForkFrom, PairedCounts, RoundMetrics, canonical_fork
 from autoqec.contracts.verdict import PairedEffect, VerifyReport
 
 RUN_ID = "20260101-000000"

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.history import Begun, HistoryRow, Planned, RunInfo
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pareto import ParetoEntry, non_dominated
-from autoqec.contracts.round import canonical_fork
+from autoqec.contracts.round import PairedCounts, canonical_fork
 from autoqec.contracts.verdict import (
     BaselineResult,
     Composition,

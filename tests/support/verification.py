@@ -22,7 +22,7 @@ from autoqec.decoders.gating import calibrate_gate
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler
 from autoqec.store.files import dump_config
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.verification.verifier import VerifyRequest
 
 SECRET = bytes(range(32))

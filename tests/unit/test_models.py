@@ -15,7 +15,6 @@ import stim
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.board import BoardDecoder
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import ignore
 from autoqec.contracts.profiles import profile_of
@@ -25,6 +24,7 @@ from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.board import decoders as board_decoders
 from autoqec.extensions.board.circuits import load_circuit, load_circuits
+from autoqec.extensions.board.contracts import BoardDecoder
 from autoqec.extensions.board.shots import Model
 from autoqec.models import load_models, model_env, model_path, model_report, unpack_archive, verify_model
 from autoqec.qec.problem import Problem
@@ -35,7 +35,7 @@ from autoqec.runner.logger import NullLogger
 from autoqec.runner.training import TrainingBudget, phases, train
 from autoqec.sinter import PredecoderDecoder, decoders
 from autoqec.store.files import dump_config
-from autoqec.store.package_layout import PACKAGED_BOARD, PACKAGED_MODELS
+from autoqec.store.layout import PACKAGED_BOARD, PACKAGED_MODELS
 from tests.support.envs import surface, surface_family
 from tests.support.shown import check_error
 

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import stim
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.board import BoardCircuit
 from autoqec.contracts.env import BicycleCode, EnvSpec, StimGeneratorCode
 from autoqec.errors import ContractError, UsageError
+from autoqec.extensions.board.contracts import BoardCircuit
 from autoqec.extensions.board.shots import Model
 from autoqec.qec.codes import build_source
 from autoqec.qec.problem import Problem
 from autoqec.store import atomic, jsonl
-from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
+from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
 
 MAX_BYTES = 64 * 2**20
 Line = TypeVar("Line", bound=Contract)

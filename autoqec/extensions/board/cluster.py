@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement, BoardOrder
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.extensions.board import job
+from autoqec.extensions.board.contracts import BoardCircuit, BoardDecoder, BoardMeasurement, BoardOrder
 from autoqec.extensions.board.measure import Plan, missing_blocks
 from autoqec.extensions.board.results import read_measurements
 from autoqec.extensions.slurm import executor as rounds
@@ -26,7 +26,7 @@ from autoqec.installation import IMPORT_DIR
 from autoqec.qec.decoder_process import MEMORY_GB
 from autoqec.runner.round_process import last_log_line
 from autoqec.store import atomic
-from autoqec.store.package_layout import BoardLayout
+from autoqec.store.layout import BoardLayout
 
 
 def job_options(options: Mapping[str, str], plan: Plan) -> dict[str, str]:

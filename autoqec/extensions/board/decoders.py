@@ -12,20 +12,19 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.board import BoardCircuit, BoardDecoder
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import CORRELATED, BicycleCode, EnvSpec, StimGeneratorCode
 from autoqec.contracts.names import RUN_ID
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.board.circuits import read_lines
+from autoqec.extensions.board.contracts import BoardCircuit, BoardDecoder
 from autoqec.extensions.board.shots import BLOCK_SHOTS, TRAINING_BLOCKS
 from autoqec.installation import __version__
 from autoqec.models import load_models, model_env
 from autoqec.qec.decoder_trust import FUNCTION
 from autoqec.store import atomic, files, jsonl
 from autoqec.store.history import History
-from autoqec.store.layout import RunLayout
-from autoqec.store.package_layout import BoardLayout
+from autoqec.store.layout import BoardLayout, RunLayout
 
 BUILTIN_SOURCE = "autoqec.extensions.board.builtin:decoders"
 MODEL_SOURCE = "autoqec.sinter:decoders"

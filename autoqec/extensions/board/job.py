@@ -10,15 +10,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from autoqec.contracts.board import BoardJobResult, BoardOrder
 from autoqec.errors import AutoqecError, UsageError
 from autoqec.extensions.board.circuits import load_circuits
+from autoqec.extensions.board.contracts import BoardJobResult, BoardOrder
 from autoqec.extensions.board.decoders import load_decoders, unavailable
 from autoqec.extensions.board.measure import Plan, measure_cells
 from autoqec.extensions.slurm import job as slurm_job
 from autoqec.extensions.slurm import submission as slurm
 from autoqec.store import atomic
-from autoqec.store.package_layout import BoardLayout
+from autoqec.store.layout import BoardLayout
 from autoqec.store.round_files import read_contract
 
 

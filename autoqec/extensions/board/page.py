@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoqec.contracts.board import BoardCircuit
+from autoqec.extensions.board.contracts import BoardCircuit
 from autoqec.extensions.board.results import Cell, cell_times, pareto_front
 from autoqec.extensions.board.summary import advice, conflict_text, rate_text, shots_text
 from autoqec.reporting.html import environment, policy, template_text

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from autoqec.contracts.board import STATUSES, BoardDecoder, MeasurementStatus
 from autoqec.errors import UsageError
+from autoqec.extensions.board.contracts import STATUSES, BoardDecoder, MeasurementStatus
 from autoqec.extensions.board.decoders import find_module
 from autoqec.extensions.board.shots import Model
 from autoqec.extensions.board.worker import TIMES

@@ -13,13 +13,13 @@ from typing import Any
 import stim
 from scipy.stats import binomtest
 
-from autoqec.contracts.board import BoardCircuit
 from autoqec.errors import UsageError
 from autoqec.extensions.board.circuits import load_circuit
+from autoqec.extensions.board.contracts import BoardCircuit
 from autoqec.extensions.board.results import Cell
 from autoqec.extensions.board.summary import ENOUGH_FAILURES
 from autoqec.qec.stats import per_round
-from autoqec.store.package_layout import BoardLayout
+from autoqec.store.layout import BoardLayout
 
 MAX_RESULTS = 200  # of a batch of Circuit Bench
 # The measured-LER tier of qldpc-challenge: its decoder by our and by its name, physical error rate and fewest shots

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoqec.contracts.board import BoardCircuit, BoardMeasurement
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import CORRELATED
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import PairedEffect, Rate
 from autoqec.errors import ContractError
 from autoqec.extensions.board.circuits import read_lines
+from autoqec.extensions.board.contracts import BoardCircuit, BoardMeasurement
 from autoqec.extensions.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS
 from autoqec.qec.stats import paired_effect, per_round, rate
 from autoqec.store import atomic, jsonl
-from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
+from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
 
 BlockKey = tuple[str | None, int | None, int, int]  # model, seed, shots per block, number of the block
 BlockCounts = tuple[int, int | None, int | None]  # failures, fixed, broken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from autoqec.contracts.board import BoardCircuit, BoardMeasurement
+from autoqec.extensions.board.contracts import BoardCircuit, BoardMeasurement
 from autoqec.extensions.board.results import Cell, cell_times
 from autoqec.reporting.text import pluralize
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 
 STRENGTHS = np.geomspace(0.02, 4.0, 24)  # the mixture over l
 MIN_GAIN, MAX_GAIN = -10.0, 1.0  # relative gains among which bounds are searched

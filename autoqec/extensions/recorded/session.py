@@ -33,7 +33,7 @@ from autoqec.extensions.recorded.shots import RecordedShots
 from autoqec.extensions.recorded.split import Span, Split, read_span
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, pack
-from autoqec.store.recorded_layout import recorded_location
+from autoqec.store.layout import recorded_location
 from autoqec.verification import guards
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate_evaluation import CandidateEvaluation

@@ -20,8 +20,8 @@ from autoqec.installation import IMPORT_DIR
 from autoqec.orchestrator.executors.local import NotStartedError
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
+from autoqec.store.layout import RoundLayout, pointer_on_branch
 from autoqec.store.round_files import read_contract
-from autoqec.store.round_layout import RoundLayout, pointer_on_branch
 
 if TYPE_CHECKING:
     from autoqec.runner.collect import EventForwarder

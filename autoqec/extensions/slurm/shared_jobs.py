@@ -13,14 +13,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from autoqec.contracts.job import FurtherRound, JobOrder
-from autoqec.contracts.round import RoundMetrics
-from autoqec.contracts.timing import seconds_between
+from autoqec.contracts.round import RoundMetrics, seconds_between
 from autoqec.extensions.slurm import submission as slurm
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.run import Run
 from autoqec.store.further_rounds import END, FurtherRounds
+from autoqec.store.layout import RoundLayout
 from autoqec.store.round_files import load_contract
-from autoqec.store.round_layout import RoundLayout
 
 if TYPE_CHECKING:
     from autoqec.extensions.slurm.rounds import SlurmRoundFuture

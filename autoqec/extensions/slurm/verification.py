@@ -14,7 +14,7 @@ from autoqec.contracts.events import JobReported, OnEvent, ignore
 from autoqec.errors import InfrastructureError
 from autoqec.extensions.slurm import submission as slurm
 from autoqec.installation import IMPORT_DIR
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 if TYPE_CHECKING:
     from autoqec.contracts.verdict import VerifyReport

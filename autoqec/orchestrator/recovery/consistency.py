@@ -13,9 +13,8 @@ from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.recovery.state import RecoveryAction, RunInspection
-from autoqec.store.attempt_state import Attempt
 from autoqec.store.layout import quarantine_branch_of, round_branch_of
-from autoqec.store.run_state import RoundState
+from autoqec.store.run_state import Attempt, RoundState
 
 
 def find_contradictions(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:

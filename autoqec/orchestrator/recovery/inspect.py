@@ -19,10 +19,16 @@ from autoqec.orchestrator import worktree
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.state import BranchTip, OpenRound, RunInspection
 from autoqec.store import atomic, jsonl
-from autoqec.store.attempt_state import Attempt
-from autoqec.store.layout import RunLayout, branch_round, quarantine_branch_of, round_branch_of
+from autoqec.store.layout import (
+    RoundLayout,
+    RunLayout,
+    branch_round,
+    pointer_on_branch,
+    quarantine_branch_of,
+    round_branch_of,
+)
 from autoqec.store.round_files import load_contract, load_round
-from autoqec.store.round_layout import RoundLayout, pointer_on_branch
+from autoqec.store.run_state import Attempt
 from autoqec.system.git import Repo
 from autoqec.system.git.parsing import parse_commit
 

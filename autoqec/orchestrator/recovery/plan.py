@@ -16,9 +16,8 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.recovery.consistency import find_contradictions
 from autoqec.orchestrator.recovery.state import BranchTip, Kind, OpenRound, RecoveryAction, RunInspection
-from autoqec.store.attempt_state import Attempt
 from autoqec.store.layout import branch_round, quarantine_branch_of, round_branch_of
-from autoqec.store.run_state import RoundState, fold
+from autoqec.store.run_state import Attempt, RoundState, fold
 
 # Constants, so that an interrupted and repeated recovery writes the same text.
 _NOTHING_COMMITTED = "the process died before the round's branch had a commit of its own"

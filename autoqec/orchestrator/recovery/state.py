@@ -11,9 +11,9 @@ from autoqec.contracts.history import AlphaSpent, HistoryRow, RunInfo
 from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.verdict import VerifyReport
-from autoqec.store.attempt_state import Attempt
 from autoqec.store.layout import RunLayout
 from autoqec.store.round_files import RoundFiles
+from autoqec.store.run_state import Attempt
 
 Kind = Literal[
     "pause",

@@ -78,7 +78,6 @@ def test_envs_prints_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
         (("run-round", "smoke", "x", "x", "--compose-mode", "pure"), "--compose-mode"),
         (("run-round", "smoke", "x", "x", "--fork-from", "x", "--fork-from", "y"), "--compose-mode"),
         (("decode", "x", "--in", "x", "--out", "y", "--allow-other-dem"), "--allow-other-dem"),
-        (("bench-ideators", "--strategies", "tpe", "--model", "scripted:echo"), "--strategies"),
         (("add-env", "x", "--hx", "x", "--code", "x"), "--hz"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

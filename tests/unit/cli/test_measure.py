@@ -13,9 +13,9 @@ import torch
 from autoqec.cli.autoqec import group
 from autoqec.cli.commands.measure import parse_member
 from autoqec.cli.common import run_cli
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.round import PairedCounts
 from autoqec.decoders import checkpoint, family
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.history import ATTEMPT_LINE, Begun, Estimate, HistoryRow
+from autoqec.contracts.round import PairedCounts
 from tests.support import rounds
 
 FAILED: dict[str, Any] = {

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.dotted_keys import flatten
-from autoqec.contracts.dsl import FAMILIES, parse_dsl
+from autoqec.contracts.dsl import FAMILIES, flatten, parse_dsl
 from autoqec.contracts.pins import apply_pins, validate_pins
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError

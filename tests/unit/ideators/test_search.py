@@ -11,8 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
-from autoqec.contracts.dotted_keys import flatten, unflatten, value_at
-from autoqec.contracts.dsl import FAMILIES, parse_dsl
+from autoqec.contracts.dsl import FAMILIES, flatten, parse_dsl, unflatten, value_at
 from autoqec.contracts.env import Constraints, FileNoise, StimFileCode, StimGeneratorCode
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork

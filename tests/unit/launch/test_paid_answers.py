@@ -10,16 +10,16 @@ from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import Event, LlmCalled, ignore
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import CoderResponse, IdeatorResponse
-from autoqec.contracts.notebook import Citation
 from autoqec.contracts.views import IdeatorView
 from autoqec.extensions.language_models.clients.ledger import Ledger
+from autoqec.extensions.language_models.contracts import Citation
 from autoqec.extensions.language_models.roles.notebook import MAX_LESSONS, Notebook
 from autoqec.launch.role_options import RoleOptions
 from autoqec.launch.roles import build_roles
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.run import Run
 from autoqec.store import jsonl
-from autoqec.store.attempt_state import Attempt
+from autoqec.store.run_state import Attempt
 from tests.support import rounds
 from tests.support.messages_server import Behaviour, MessagesServer, fail, say, say_json, use_tool
 from tests.support.role_views import coder_view

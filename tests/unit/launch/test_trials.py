@@ -13,7 +13,7 @@ import pytest
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.events import Event
 from autoqec.contracts.history import Begun
-from autoqec.contracts.trial import Trial
+from autoqec.contracts.round import Trial
 from autoqec.contracts.views import CoderView
 from autoqec.errors import StorageError
 from autoqec.extensions.language_models.clients import deadline
@@ -28,7 +28,7 @@ from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.orchestrator.run import Roles, Run, search, start_run
 from autoqec.runner import trial as runner_trial
 from autoqec.store import jsonl
-from autoqec.store.contract_lines import read_contracts
+from autoqec.store.jsonl import read_contracts
 from autoqec.store.run_state import fold
 from tests.conftest import made_workspace
 from tests.support.role_views import ideator_view

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import AttemptLine, HistoryRow
 from autoqec.orchestrator.round_recorder import aborted_row, build_row, deleted_row, verified_row
-from autoqec.store.attempt_state import Attempt, AttemptState, apply_lines
+from autoqec.store.run_state import Attempt, AttemptState, apply_lines
 from tests.support import rounds
 
 

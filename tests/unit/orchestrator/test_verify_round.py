@@ -19,7 +19,7 @@ from autoqec.errors import InfrastructureError, UsageError
 from autoqec.extensions.slurm import verification as slurm_verification
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.verification_request import (
+from autoqec.orchestrator.verify_round import (
     Candidate,
     _earlier_artifacts,
     place_of_earlier_process,

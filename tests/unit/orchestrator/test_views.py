@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.counts import MemberCounts, PairedCounts
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.round import MemberCounts, PairedCounts
 from autoqec.contracts.verdict import MemberResult
 from autoqec.errors import ContractError
 from autoqec.ideators.analyst import describe_measurement

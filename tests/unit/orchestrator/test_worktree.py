@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from autoqec.cli.workspace import make_workspace
-from autoqec.contracts.dotted_keys import flatten, unflatten
+from autoqec.contracts.dsl import flatten, unflatten
 from autoqec.contracts.messages import CoderResponse, FileEdit
 from autoqec.errors import RoundError
 from autoqec.ideators import space
 from autoqec.orchestrator import worktree
 from autoqec.store.files import dump_config
-from autoqec.store.layout import EDITABLE_MODULES, RunLayout
-from autoqec.store.round_layout import pointer_on_branch
+from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
 from autoqec.system.git import MergeConflictError, Repo
 from tests.support import rounds
 

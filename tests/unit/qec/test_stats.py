@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.qec import stats
 
 CELLS = st.integers(0, 400)
@@ -157,7 +157,7 @@ def test_paired_intervals_load_no_heavy_package() -> None:
     """They are computed whenever a run is opened, so their imports are paid by every command."""
     code = """
 import sys
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.qec.stats import paired_effect
 paired_effect(PairedCounts(shots=100, errors_reference=5, errors_candidate=3, fixed=4, broken=2))
 sys.exit(bool({'torch', 'stim', 'pymatching', 'scipy', 'numpy'} & set(sys.modules)))

@@ -20,8 +20,7 @@ from autoqec.runner.runner import run_round
 from autoqec.store import atomic, files
 from autoqec.store.files import load_env
 from autoqec.store.history import History
-from autoqec.store.layout import RunLayout
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout, RunLayout
 from tests.support import rounds
 
 SMOKE = Path(autoqec.__file__).parent / "envs" / "builtin" / "smoke.yaml"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autoqec.contracts.counts import PairedCounts
-from autoqec.contracts.trial import Trial
+from autoqec.contracts.round import PairedCounts, Trial
 from autoqec.extensions.language_models.clients.base import Message, Request
 from autoqec.extensions.language_models.clients.ledger import Ledger, MeteredLM
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM

@@ -19,7 +19,7 @@ from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.runner import run_round
 from autoqec.store import files
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 SMOKE = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"
 SMALL = {"type": "mlp", "mlp": {"hidden": 16}, "training": {"batch_size": 256}}

@@ -12,7 +12,7 @@ import pytest
 
 from autoqec.runner import collect
 from autoqec.runner.spec import REASON_LENGTH, ChildResult, one_line
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 
 
 @pytest.fixture

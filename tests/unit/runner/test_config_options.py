@@ -15,7 +15,7 @@ from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.training import TrainingBudget, phases, train
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.envs import problem as surface_problem
 
 from .conftest import make_agent

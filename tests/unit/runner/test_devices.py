@@ -16,7 +16,7 @@ from autoqec.runner import devices, round_process, runner
 from autoqec.runner.devices import require_available, resolve_device, resolve_rank_device
 from autoqec.runner.round_process import ChildOutcome, failed_result
 from autoqec.runner.spec import ChildResult
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.system import machine, sandbox
 
 from .conftest import SMALL, config_for

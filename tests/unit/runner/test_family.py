@@ -21,7 +21,7 @@ from autoqec.runner.family import build_agent
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.training import TrainingBudget, phases, train
 from autoqec.store.files import dump_config
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.envs import surface_family
 from tests.unit.runner.conftest import Ran, config_for
 

@@ -20,8 +20,8 @@ from autoqec.extensions.slurm import job as slurm_job
 from autoqec.runner import job, round_process
 from autoqec.store import atomic
 from autoqec.store.further_rounds import END, FurtherRounds
+from autoqec.store.layout import RoundLayout, pointer_on_branch
 from autoqec.store.round_files import read_contract
-from autoqec.store.round_layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine, sandbox
 
 from .conftest import SMALL, config_for

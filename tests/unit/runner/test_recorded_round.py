@@ -19,7 +19,7 @@ from autoqec.runner.samplers import NearFailureSampler
 from autoqec.runner.shot_source import ShotSource, provide_shots
 from autoqec.runner.training import TrainingBudget, phases
 from autoqec.store.files import dump_config, load_env
-from autoqec.store.recorded_layout import recorded_location, visible_shots
+from autoqec.store.layout import recorded_location, visible_shots
 from autoqec.system.sandbox import SandboxBackend
 from tests.support.envs import problem
 from tests.support.recorded import provided, recorded_env

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.round import PairedCounts
 from autoqec.errors import RoundError
 from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.store.layout import RunLayout
-from autoqec.store.round_layout import path_in_run
+from autoqec.store.layout import RunLayout, path_in_run
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store.files import dump_config
+from autoqec.store.layout import RoundLayout
 from autoqec.store.round_files import RoundFiles, load_contract, load_round, read_contract, read_metrics
-from autoqec.store.round_layout import RoundLayout
 from tests.support import rounds
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import Composition, CompositionParent, VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import paired_effect
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.verification import artifact, verifier
 from autoqec.verification.compare import report_differences
 from autoqec.verification.composition import CompositionCounts, Interaction, decide_composition, evaluate_composition

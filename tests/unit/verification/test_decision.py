@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import (
     BaselineResult,
     Guard,

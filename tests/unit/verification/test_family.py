@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
@@ -18,7 +18,7 @@ from autoqec.qec.stats import paired_effect
 from autoqec.runner.family import build_agent
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.training import TrainingBudget, phases, train
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.verification import guards, job, shot_cache, verifier
 from autoqec.verification import report as report_files
 from autoqec.verification.assemble import MISCOVERAGE, member_results

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 import autoqec
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.env import Constraints, DemFileCode, FileNoise
-from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.round import PairedCounts, RoundMetrics
 from autoqec.contracts.verdict import Cost
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder

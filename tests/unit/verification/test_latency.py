@@ -16,7 +16,7 @@ from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.orchestrator.round_recorder import verification_fields
 from autoqec.qec.sampling import sample
 from autoqec.store.files import dump_config
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from autoqec.system.sandbox import SandboxBackend
 from autoqec.verification import candidate_process, single_shots
 from autoqec.verification.artifact import FrozenArtifact

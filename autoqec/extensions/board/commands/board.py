@@ -11,11 +11,11 @@ import click
 
 from autoqec.cli.common import Output, is_given, options
 from autoqec.errors import RunInterruptedError, UsageError, similar_names
-from autoqec.store.package_layout import BoardLayout
+from autoqec.store.layout import BoardLayout
 from autoqec.system.machine import cpu_count
 
 if TYPE_CHECKING:
-    from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement
+    from autoqec.extensions.board.contracts import BoardCircuit, BoardDecoder, BoardMeasurement
     from autoqec.extensions.board.measure import Plan
     from autoqec.extensions.board.results import Cell
 
@@ -231,7 +231,7 @@ def add_decoder(source: str, sandboxed: bool, timeout: float, directory: Path, o
     The module may lie in the current directory. Its code runs in a process of its own, with your permissions unless
     --sandbox is given. autoqec.sinter:decoders adds the VERIFIED rounds of the runs in the current directory.
     """
-    from autoqec.contracts.board import BoardDecoder
+    from autoqec.extensions.board.contracts import BoardDecoder
     from autoqec.extensions.board.decoders import MODEL_SOURCE, add_decoders
     from autoqec.extensions.board.process import DecoderFailedError, decoder_process
 

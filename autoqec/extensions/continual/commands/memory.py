@@ -10,8 +10,8 @@ from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
-from autoqec.contracts.notebook import Lesson
 from autoqec.errors import UsageError
+from autoqec.extensions.language_models.contracts import Lesson
 from autoqec.reporting.text import pluralize
 
 

@@ -10,8 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.base import sha256_json
-from autoqec.contracts.dotted_keys import flatten
-from autoqec.contracts.dsl import FAMILIES
+from autoqec.contracts.dsl import FAMILIES, flatten
 from autoqec.contracts.env import EnvSpec, StimGeneratorCode
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.continual.environments.rendering import RenderMode, draw_task, new_figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from autoqec.contracts.dotted_keys import flatten
+from autoqec.contracts.dsl import flatten
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.extensions.continual.environments.design import (

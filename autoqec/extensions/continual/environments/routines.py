@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from autoqec.contracts.base import sha256_json
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile, profile_of
+from autoqec.contracts.round import PairedCounts
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.extensions.continual.environments.design import PredecoderDraft
 from autoqec.ideators.space import Config
@@ -212,7 +212,7 @@ def _train_and_measure(config: Config, env: EnvSpec, profile: Profile, seed: int
     from autoqec.runner.family import build_agent
     from autoqec.runner.logger import TrainLogger
     from autoqec.runner.training import TrainingBudget, phases, train
-    from autoqec.store.round_layout import RoundLayout
+    from autoqec.store.layout import RoundLayout
 
     dsl, problem = parse_dsl(config), Problem.from_env(env)
     model = compile_predecoder(dsl, problem, seed=seed)

@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.comparison import comparison_terms
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
-from autoqec.contracts.notebook import Lesson
+from autoqec.contracts.verdict import comparison_terms
 from autoqec.errors import UsageError
 from autoqec.extensions.continual.environments.design import EnvFeatures
 from autoqec.extensions.continual.environments.design_text import task
 from autoqec.extensions.continual.memory.entries import CheatsheetEntry, Entry, ExperienceEntry, ReflectionEntry
 from autoqec.extensions.continual.memory.factory import Memory, build_memory, load_memory
 from autoqec.extensions.continual.memory.retrieval import RetrievalService
+from autoqec.extensions.language_models.contracts import Lesson
 from autoqec.extensions.language_models.roles.data_blocks import sanitize
 from autoqec.extensions.language_models.roles.notebook import format_lesson
 from autoqec.extensions.language_models.roles.view_text import describe_config

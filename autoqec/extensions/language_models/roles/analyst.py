@@ -17,10 +17,9 @@ from autoqec.extensions.language_models.roles.data_blocks import data_block, san
 from autoqec.extensions.language_models.roles.role import Role, validated
 from autoqec.extensions.language_models.roles.view_text import format_loss_curves
 from autoqec.ideators import analyst
-from autoqec.store.layout import RunLayout
-from autoqec.store.progress import read_loss_curves
+from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.round_files import load_contract, read_metrics
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.train_log import read_loss_curves
 
 _MACHINE_DEPENDENT_FIELDS = (
     "train_wallclock_s",

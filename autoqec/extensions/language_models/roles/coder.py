@@ -8,15 +8,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autoqec.contracts.answers import CoderAnswer
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import Constraints
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.messages import CoderResponse, FileEdit
-from autoqec.contracts.trial import Trial
+from autoqec.contracts.round import Trial
 from autoqec.contracts.views import CoderView
 from autoqec.errors import ContractError
 from autoqec.extensions.language_models.clients.base import LanguageModel, Message, Request
+from autoqec.extensions.language_models.contracts import CoderAnswer
 from autoqec.extensions.language_models.roles import prompts
 from autoqec.extensions.language_models.roles.data_blocks import data_block, sanitize
 from autoqec.extensions.language_models.roles.role import OnTurn, Role, validated

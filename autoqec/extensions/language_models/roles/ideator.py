@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from autoqec.contracts.answers import IdeatorAnswer
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.messages import IdeatorResponse
@@ -16,6 +15,7 @@ from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
 from autoqec.extensions.language_models.clients.base import LanguageModel, Message, Request
+from autoqec.extensions.language_models.contracts import IdeatorAnswer
 from autoqec.extensions.language_models.roles import prompts
 from autoqec.extensions.language_models.roles.data_blocks import sanitize
 from autoqec.extensions.language_models.roles.notebook import Notebook, failures_block, lessons_block

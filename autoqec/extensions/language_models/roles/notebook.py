@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.dotted_keys import flatten
-from autoqec.contracts.notebook import Citation, Lesson
+from autoqec.contracts.dsl import flatten
 from autoqec.contracts.views import RoundRow
 from autoqec.errors import ContractError
+from autoqec.extensions.language_models.contracts import Citation, Lesson
 from autoqec.extensions.language_models.roles.data_blocks import data_block, fitted_block, sanitize
 from autoqec.extensions.language_models.roles.view_budget import FAILURES_CHARS, LESSONS_CHARS
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.store import jsonl
-from autoqec.store.contract_lines import read_contracts
+from autoqec.store.jsonl import read_contracts
 
 MAX_LESSONS = 15
 MAX_LESSON_CHARS = 140

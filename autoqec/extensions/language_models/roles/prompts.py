@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autoqec.contracts.comparison import SEALED, ComparisonTerms
 from autoqec.contracts.env import PREDICTED, EnvSpec
+from autoqec.contracts.verdict import SEALED, ComparisonTerms
 from autoqec.contracts.views import IdeatorView
 
 _RULES = """Answer with one JSON object of the given schema and nothing else.

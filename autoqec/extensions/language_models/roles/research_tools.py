@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from autoqec.contracts.notebook import Citation, Figure
-from autoqec.contracts.trial import Trial
+from autoqec.contracts.round import Trial
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
 from autoqec.extensions.language_models.clients.base import Tool
+from autoqec.extensions.language_models.contracts import Citation, Figure
 from autoqec.extensions.language_models.roles import literature
 from autoqec.extensions.language_models.roles.data_blocks import fit_lines, sanitize, sanitize_lines
 from autoqec.extensions.language_models.roles.notebook import MAX_LESSON_CHARS, Notebook

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autoqec.contracts.comparison import FRESH
-from autoqec.contracts.verdict import PairedEffect
+from autoqec.contracts.verdict import FRESH, PairedEffect
 from autoqec.contracts.views import RoundRow
 from autoqec.extensions.language_models.roles.data_blocks import sanitize
 from autoqec.extensions.language_models.roles.view_text import format_parents

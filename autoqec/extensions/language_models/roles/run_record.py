@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoqec.contracts.dotted_keys import flatten
+from autoqec.contracts.dsl import flatten
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.extensions.language_models.roles.data_blocks import data_block, sanitize, sanitize_lines
@@ -27,8 +27,8 @@ from autoqec.ideators import space
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.qec.stats import validation_effect
 from autoqec.store.layout import RunLayout
-from autoqec.store.progress import LossCurve, read_loss_curves
 from autoqec.store.round_files import load_round
+from autoqec.store.train_log import LossCurve, read_loss_curves
 
 STEP = 4  # rounds that leave the detailed part together; between two steps blocks are only added
 MAX_ROUND_CHARS = 1_400  # of a detailed round with its block

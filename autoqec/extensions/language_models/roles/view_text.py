@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autoqec.contracts.dotted_keys import flatten
-from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, flatten, parse_dsl
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
 from autoqec.extensions.language_models.roles import prompts
@@ -21,7 +20,7 @@ from autoqec.extensions.language_models.roles.data_blocks import data_block, fit
 from autoqec.extensions.language_models.roles.view_budget import LEFT_CHARS, MACHINE_CHARS, NOTES_CHARS
 from autoqec.ideators import space
 from autoqec.ideators.search_state import ABORTED_STATUSES
-from autoqec.store.progress import LossCurve
+from autoqec.store.train_log import LossCurve
 
 _SHOWN_OF_PROFILE = {"name", "train_shots", "finetune_shots", "train_gflops", "val_shots"}
 

@@ -7,16 +7,15 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from autoqec.contracts.answers import ModelConfig
 from autoqec.contracts.base import first_validation_error
-from autoqec.contracts.dotted_keys import flatten
-from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import PredecoderDSL, flatten, parse_dsl
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.verdict import Verdict
 from autoqec.contracts.views import IdeatorView
 from autoqec.decoders.cost_limits import exceeded_limits
 from autoqec.errors import AutoqecError, ContractError, StorageError
 from autoqec.extensions.language_models.clients.base import Tool, ToolCall
+from autoqec.extensions.language_models.contracts import ModelConfig
 from autoqec.extensions.language_models.roles import view_text
 from autoqec.extensions.language_models.roles.data_blocks import data_block, fit_lines, sanitize
 from autoqec.ideators.proposal_checks import PredictCost, find_duplicate_round

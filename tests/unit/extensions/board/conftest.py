@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.contracts.board import BoardCircuit
 from autoqec.extensions.board.circuits import load_circuits
-from autoqec.store import package_layout
-from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
+from autoqec.extensions.board.contracts import BoardCircuit
+from autoqec.store import layout
+from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
 
 EMPTY = BoardLayout(Path("/nonexistent"))
 
@@ -18,7 +18,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BoardLayout:
     empty = BoardLayout(tmp_path / "packaged")
     (tmp_path / "packaged").mkdir()
     (tmp_path / "packaged" / "circuits.jsonl").write_bytes(PACKAGED_BOARD.circuits.read_bytes())
-    for module in ("autoqec.extensions.board.circuits", "autoqec.extensions.board.results", package_layout.__name__):
+    for module in ("autoqec.extensions.board.circuits", "autoqec.extensions.board.results", layout.__name__):
         monkeypatch.setattr(f"{module}.PACKAGED_BOARD", empty)
     return BoardLayout(tmp_path / "board")
 

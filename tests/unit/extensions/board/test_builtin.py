@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import stim
 
-from autoqec.contracts.board import BoardCircuit
 from autoqec.errors import UsageError
 from autoqec.extensions.board import builtin
 from autoqec.extensions.board.circuits import add_circuit, generate, load_circuits
+from autoqec.extensions.board.contracts import BoardCircuit
 from autoqec.extensions.board.decoders import BUILTIN, GNN, fits, load_decoders
 from autoqec.extensions.board.measure import Plan, measure_cells
 from autoqec.extensions.board.results import read_measurements
 from autoqec.extensions.board.shots import Model
 from autoqec.qec.problem import read_mechanisms
 from autoqec.qec.sampling import pack, unpack
-from autoqec.store.package_layout import BoardLayout
+from autoqec.store.layout import BoardLayout
 
 
 def test_every_listed_decoder_is_built_under_its_name() -> None:

@@ -11,17 +11,17 @@ import pytest
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
-from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.extensions.board import cluster as board_cluster
 from autoqec.extensions.board import job
 from autoqec.extensions.board.cluster import Polling, job_options, measure_in_jobs
+from autoqec.extensions.board.contracts import BoardCircuit, BoardDecoder, BoardMeasurement
 from autoqec.extensions.board.decoders import add_decoders, load_decoders
 from autoqec.extensions.board.measure import Plan, measure_cells
 from autoqec.extensions.board.results import read_measurements
 from autoqec.extensions.slurm import job as slurm_job
 from autoqec.extensions.slurm import submission as slurm
-from autoqec.store.package_layout import BoardLayout
+from autoqec.store.layout import BoardLayout
 from tests.support.clusters import Cluster, fake_slurm
 from tests.support.shown import check_error
 

@@ -16,7 +16,7 @@ from autoqec.extensions.board.circuits import add_circuit, load_circuits
 from autoqec.extensions.board.decoders import load_decoders
 from autoqec.extensions.board.registries import to_circuit_bench, to_qldpc_challenge
 from autoqec.extensions.board.results import Cell, cells
-from autoqec.store.package_layout import BoardLayout
+from autoqec.store.layout import BoardLayout
 from tests.unit.extensions.board.test_results import measurement
 
 SCHEMAS = Path(__file__).parent / "schemas"

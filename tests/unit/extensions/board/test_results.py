@@ -12,10 +12,10 @@ import pytest
 import sinter
 import stim
 
-from autoqec.contracts.board import BoardCircuit, BoardMeasurement
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.board import export
 from autoqec.extensions.board.circuits import add_circuit, load_circuit, load_circuits
+from autoqec.extensions.board.contracts import BoardCircuit, BoardMeasurement
 from autoqec.extensions.board.decoders import load_decoders
 from autoqec.extensions.board.page import HEIGHT, LABEL_HEIGHT, MARGIN, page, plot
 from autoqec.extensions.board.results import (
@@ -28,7 +28,7 @@ from autoqec.extensions.board.results import (
 from autoqec.extensions.board.summary import advice, cell_line, measurement_line, missing_cells, table_lines
 from autoqec.models import load_models
 from autoqec.qec.stats import clopper_pearson, per_round
-from autoqec.store.package_layout import PACKAGED_BOARD, BoardLayout
+from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
 from benchmarks import board_circuits
 
 

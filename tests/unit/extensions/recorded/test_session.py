@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import Event, ShotsRead
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.contracts.verification_job import VerificationOrder
 from autoqec.decoders import checkpoint
@@ -29,8 +29,7 @@ from autoqec.extensions.recorded.shots import RecordedShots
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler, Shots
 from autoqec.qec.stats import paired_effect
-from autoqec.store.layout import hidden_from_branch_code
-from autoqec.store.recorded_layout import recorded_location, visible_shots
+from autoqec.store.layout import hidden_from_branch_code, recorded_location, visible_shots
 from autoqec.verification import guards, job, report, verifier
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateFailure

@@ -12,7 +12,7 @@ from autoqec.extensions.training_loops.affinity import Affinity, format_cpus
 from autoqec.qec.problem import Problem
 from autoqec.runner import AsyncRl, MinibatchRl, SyncRl
 from autoqec.runner.logger import TrainLogger
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.loops import Make
 from tests.support.progress import progress_rows
 

@@ -22,7 +22,7 @@ from autoqec.extensions.training_loops.replay_buffer import FieldSelection, Thro
 from autoqec.runner import AsyncRl, AsyncRlEval, MinibatchRl
 from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.logger import TrainLogger
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.loops import Make, difference
 from tests.support.progress import progress_rows
 
@@ -241,7 +241,7 @@ OPTIMIZER = """
 import os, signal, sys
 from pathlib import Path
 from autoqec.runner import AsyncRl
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.unit.runner.loops.support import Make
 from tests.unit.runner.loops.test_async_rl import loop_of
 

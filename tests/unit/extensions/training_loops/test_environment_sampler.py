@@ -33,7 +33,7 @@ from autoqec.extensions.training_loops.environment_sampler import (
 )
 from autoqec.runner import AsyncRl, MinibatchRl, MinibatchRlEval, SyncRl
 from autoqec.runner.logger import TrainLogger
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.progress import progress_rows
 
 

@@ -20,7 +20,7 @@ from autoqec.runner import MinibatchRl
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import Samples, partition_seed_range
 from autoqec.runner.training import TrainingBudget, loop_options, phases
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.loops import FLIPS
 from tests.unit.runner.conftest import make_agent
 

@@ -77,7 +77,7 @@ def test_training_without_sockets_computes_the_same_weights(layout: Any, tmp_pat
     shared = loop_of(SyncRl, Make("fixed", batch_size=32), layout)
     shared.train()
     assert progress_rows(layout)[-1]["Collectives"] == "shared_memory" and not dist.is_initialized()
-    from autoqec.store.round_layout import RoundLayout
+    from autoqec.store.layout import RoundLayout
 
     (tmp_path / "gloo").mkdir()
     gloo_layout = RoundLayout(tmp_path / "gloo", 1)

@@ -10,7 +10,7 @@ import pytest
 from autoqec.errors import RoundError
 from autoqec.runner import MinibatchRl, SyncRl, SyncRlEval
 from autoqec.runner.logger import TrainLogger
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.loops import Make, difference
 from tests.support.progress import progress_rows
 

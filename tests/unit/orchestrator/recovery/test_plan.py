@@ -14,8 +14,8 @@ from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.orchestrator.recovery.state import BranchTip, OpenRound, RecoveryAction, RunInspection
 from autoqec.qec.stats import NO_PAIRS
-from autoqec.store.attempt_state import AttemptState, apply_lines
 from autoqec.store.layout import RunLayout, quarantine_branch_of
+from autoqec.store.run_state import AttemptState, apply_lines
 from tests.support import rounds
 from tests.support.rounds import branch, sha
 

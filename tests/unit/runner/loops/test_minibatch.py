@@ -17,7 +17,7 @@ from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import MatchingFinetune, SupervisedEdges
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler
-from autoqec.store.round_layout import RoundLayout
+from autoqec.store.layout import RoundLayout
 from tests.support.progress import progress_rows
 from tests.unit.runner.conftest import make_agent
 

@@ -9,14 +9,14 @@ import pytest
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
-from autoqec.contracts.board import BoardDecoder
 from autoqec.contracts.events import ignore
 from autoqec.extensions.board.circuits import load_circuits
+from autoqec.extensions.board.contracts import BoardDecoder
 from autoqec.extensions.board.decoders import BUILTIN
 from autoqec.extensions.board.results import read_measurements, table_of_cells
 from autoqec.models import load_models, unpack_archive
-from autoqec.orchestrator import archive_replay
-from autoqec.store.package_layout import PACKAGED_BOARD
+from autoqec.orchestrator import archive as archive_module
+from autoqec.store.layout import PACKAGED_BOARD
 from tests.support.shown import check_error
 
 CIRCUIT = "surface_d3_z_depol_p0.005"
@@ -175,9 +175,9 @@ def test_verified_round_is_measured_where_its_run_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = load_models()["surface_d3_z"]
-    monkeypatch.setattr(archive_replay, "_verify_rounds", lambda *_: iter(()))  # tested elsewhere
+    monkeypatch.setattr(archive_module, "_verify_rounds", lambda *_: iter(()))  # tested elsewhere
     archive = unpack_archive(model.name, tmp_path / "run.tar")
-    archive_replay.replay_archive(archive, tmp_path / "restored", on_event=ignore)
+    archive_module.replay_archive(archive, tmp_path / "restored", on_event=ignore)
     monkeypatch.chdir(tmp_path / "restored")
     name = f"autoqec:{model.run_id}:{model.round}"
     for _ in range(2):

@@ -12,8 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from autoqec.contracts.dotted_keys import value_at
-from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.dsl import parse_dsl, value_at
 from autoqec.contracts.env import Constraints
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.continual.environments import HallOfFame, ParallelEnvironments, SerialEnvironments

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.notebook import Citation
 from autoqec.errors import ContractError
+from autoqec.extensions.language_models.contracts import Citation
 from autoqec.extensions.language_models.roles import notebook, view_budget
 from autoqec.extensions.language_models.roles.notebook import Notebook, failed_ideas, failures_block, lessons_block
 from autoqec.store import jsonl

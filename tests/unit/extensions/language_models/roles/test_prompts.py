@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from autoqec.contracts.answers import IdeatorAnswer
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import BASELINES, EnvSpec
 from autoqec.contracts.round import RoundMetrics
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM
+from autoqec.extensions.language_models.contracts import IdeatorAnswer
 from autoqec.extensions.language_models.roles import prompts
 from autoqec.extensions.language_models.roles.analyst import LlmAnalyst
 from autoqec.extensions.language_models.roles.coder import LlmCoder

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import PredecoderDSL
-from autoqec.contracts.trial import Trial
+from autoqec.contracts.round import PairedCounts, Trial
 from autoqec.extensions.language_models.clients.anthropic_client import AnthropicLM
 from autoqec.extensions.language_models.clients.base import ToolCall
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM

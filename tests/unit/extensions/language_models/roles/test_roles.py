@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.answers import CoderAnswer, IdeatorAnswer
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import CircuitDepolarizing, Constraints, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.contracts.events import Event, LlmToolUsed
@@ -34,6 +33,7 @@ from autoqec.extensions.language_models.clients.errors import (
 )
 from autoqec.extensions.language_models.clients.ledger import Ledger, MeteredLM
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM
+from autoqec.extensions.language_models.contracts import CoderAnswer, IdeatorAnswer
 from autoqec.extensions.language_models.roles.analyst import LlmAnalyst
 from autoqec.extensions.language_models.roles.coder import LlmCoder
 from autoqec.extensions.language_models.roles.data_blocks import data_block, sanitize

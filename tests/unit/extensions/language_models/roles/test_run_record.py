@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.extensions.language_models.roles import run_record, view_budget
 from autoqec.extensions.language_models.roles.run_record import (

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.notebook import Citation
 from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView, NextTest
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM
+from autoqec.extensions.language_models.contracts import Citation
 from autoqec.extensions.language_models.roles import view_budget
 from autoqec.extensions.language_models.roles.ideator import LlmIdeator
 from autoqec.extensions.language_models.roles.notebook import MAX_LESSON_CHARS, MAX_LESSONS, Notebook

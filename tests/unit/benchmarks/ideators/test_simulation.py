@@ -11,23 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from autoqec.cli.autoqec import group
-from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.views import IdeatorView
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
 from autoqec.ideators import space
-from autoqec.ideators.bench import simulation
-from autoqec.ideators.bench import table as bench_table
-from autoqec.ideators.bench.compare import Oracle, compare, strategy
-from autoqec.ideators.bench.simulation import SimulationSettings, hypervolume, simulate
-from autoqec.ideators.bench.table import Table, TableEntry, mirror_params, pack, unpack
 from autoqec.qec.stats import count_pairs
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import decode_both
 from benchmarks import qecbench_tab
+from benchmarks.ideators import simulation
+from benchmarks.ideators import table as bench_table
+from benchmarks.ideators.__main__ import main
+from benchmarks.ideators.compare import Oracle, compare, strategy
+from benchmarks.ideators.simulation import SimulationSettings, hypervolume, simulate
+from benchmarks.ideators.table import Table, TableEntry, mirror_params, pack, unpack
 from benchmarks.qecbench_tab import sample_configs
 
 SHOTS = 40_000
@@ -72,13 +71,6 @@ def test_counts_on_a_slice_match_the_bitmaps(table: Table) -> None:
         assert table.counts(index, part) == count_pairs(table.baseline[part], (table.baseline ^ differing_shots)[part])
 
 
-def test_hypervolume_of_boxes() -> None:
-    assert hypervolume([]) == 0.0
-    assert hypervolume([(0.5, 0.5, 0.5)]) == pytest.approx(0.125)
-    assert hypervolume([(0.5, 0.5, 0.5), (0.4, 0.4, 0.4)]) == pytest.approx(0.125)
-    assert hypervolume([(1.0, 0.5, 0.5), (0.5, 1.0, 0.5), (0.5, 0.5, 1.0)]) == pytest.approx(0.5)
-
-
 def test_hypervolume_against_counting() -> None:
     rng = np.random.default_rng(3)
     points = [tuple(map(float, row)) for row in rng.random((7, 3))]
@@ -87,27 +79,6 @@ def test_hypervolume_against_counting() -> None:
     for point in points:
         covered |= (inside <= np.asarray(point)).all(axis=1)
     assert hypervolume(points) == pytest.approx(covered.mean(), abs=0.005)  # type: ignore[arg-type]
-
-
-def test_simulation_is_deterministic_and_hypervolume_never_falls(table: Table) -> None:
-    first = simulate(strategy("tpe", table, SETTINGS), table, seed=3, settings=SETTINGS)
-    again = simulate(strategy("tpe", table, SETTINGS), table, seed=3, settings=SETTINGS)
-    assert first == again and len(first.hypervolume) == 20
-    steps = zip(first.hypervolume, first.hypervolume[1:], strict=False)
-    assert all(later >= earlier - 1e-12 for earlier, later in steps) and first.verified > 0
-    assert first.seconds == sorted(first.seconds)
-
-
-def test_no_entry_is_used_twice_and_failures_are_in_the_history(table: Table) -> None:
-    seen: list[dict[str, Any]] = []
-
-    def watched(view: IdeatorView) -> Any:
-        seen[:] = view.history
-        return strategy("random", table, SETTINGS)(view)
-
-    simulate(watched, table, seed=0, settings=SimulationSettings(rounds=40))
-    digests = [space.digest(row["dsl_config"]) for row in seen]
-    assert len(set(digests)) == 39 and {"ok", "train_error"} == {row["status"] for row in seen}
 
 
 def test_slots_hide_the_results_of_running_rounds(table: Table) -> None:
@@ -131,19 +102,6 @@ def test_slots_hide_the_results_of_running_rounds(table: Table) -> None:
     serial = simulate(watched, table, seed=0, settings=SimulationSettings(rounds=10))
     assert serial.elapsed == pytest.approx(serial.seconds)
     assert serial.hypervolume_at(serial.elapsed[4]) == serial.hypervolume[4] and serial.hypervolume_at(-1.0) == 0.0
-
-
-def test_command_simulates_the_given_slots(capsys: pytest.CaptureFixture[str]) -> None:
-    def shown(*args: str) -> list[str]:
-        base = ["bench-ideators", "--strategies", "evolve", "--seeds", "2", "--rounds", "14"]
-        assert run_cli(group, [*base, *args]) == 0
-        return capsys.readouterr().out.splitlines()
-
-    serial, parallel = shown(), shown("--slots", "8")
-    assert "14 rounds, 1 at once" in serial[-1] and "14 rounds, 8 at once" in parallel[-1]
-    assert [line for line in serial if line.startswith("| evolve")] != [
-        line for line in parallel if line.startswith("| evolve")
-    ]
 
 
 def test_verification_uses_other_shots_than_validation(table: Table) -> None:
@@ -204,11 +162,6 @@ def test_shuffled_control_reports_other_figures_and_scores_true_ones(table: Tabl
     )
 
 
-def test_renamed_control_can_be_searched(table: Table) -> None:
-    scores = {score.strategy: score for score in compare(table, ["tpe"], seeds=3, settings=SETTINGS, control="renamed")}
-    assert 0 < scores["random"].final != scores["tpe"].final > 0
-
-
 def test_mirrored_params_are_their_own_inverse() -> None:
     rng = random.Random(0)
     for config in rng.sample(sample_configs(60, "a fixture"), 20):
@@ -232,12 +185,6 @@ def test_unknown_strategy_and_missing_table_are_refused(table: Table, tmp_path: 
             compare(table, [name], seeds=2, settings=SETTINGS)
     with pytest.raises(UsageError, match="does not exist"):
         Table.read(tmp_path / "none.jsonl")
-
-
-def test_sampled_configs_are_fixed_and_distinct() -> None:
-    configs = sample_configs(520)
-    assert len({space.digest(config) for config in configs}) == 520
-    assert configs[:50] == sample_configs(50) and configs[0] == space.without(space.TEMPLATES[0].config, ("gate",))
 
 
 def test_planned_jobs_have_the_documented_size() -> None:
@@ -287,9 +234,9 @@ def test_table_is_built_interrupted_and_continued(
     plain = next(line for line in references if line["name"] == line["plain"])
     failures = unpack(measured["differs"], 2000) ^ unpack(plain["failures"], 2000)
     assert failures.sum() == measured["errors"] > 0
-    argv = ["bench-ideators", "--table", str(out), "--rounds", "4", "--seeds", "2", "--val-shots", "500"]
+    argv = ["--table", str(out), "--rounds", "4", "--seeds", "2", "--val-shots", "500"]
     argv += ["--strategies", "tpe", "--reference", "random,evolve", "--write", str(tmp_path / "scores.md"), "--json"]
-    assert run_cli(group, argv) == 0
+    assert main(argv) == 0
     scores = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [score["strategy"] for score in scores[::2]] == ["random", "evolve", "tpe"]
     written = (tmp_path / "scores.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`bench-ideators --train`: real runs, with a Runner and a verifier that answer at once."""
+"""Real runs, with a Runner and a verifier that answer at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from autoqec.cli.autoqec import group
-from autoqec.cli.common import run_cli
-from autoqec.contracts.counts import PairedCounts
-from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.round import PairedCounts, RoundMetrics, RunnerConfig
 from autoqec.decoders import family
-from autoqec.errors import ContractError
-from autoqec.launch import bench_rounds
 from autoqec.qec.stats import paired_effect
 from autoqec.runner import runner
+from benchmarks.ideators import real_rounds
+from benchmarks.ideators.__main__ import main
 from tests.crash import canned
 
 DELTAS = (-0.001, 0.004, 0.002, 0.005)  # on validation shots, of the measured rounds of a run
@@ -36,7 +33,7 @@ class FakeRunner:
         monkeypatch.setattr(runner, "run_round", self.run_round)
         monkeypatch.setattr(family, "evaluate_members", self.evaluate)
         self._cpu_s = 0.0
-        monkeypatch.setattr(bench_rounds, "_cpu_seconds", lambda: self._cpu_s)
+        monkeypatch.setattr(real_rounds, "cpu_seconds", lambda: self._cpu_s)
 
     @property
     def n_trained(self) -> int:
@@ -68,7 +65,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
 
 
 def argv(directory: Path, *more: str, n_rounds: int = 3) -> list[str]:
-    base = ["bench-ideators", "--train", str(directory), "--env", "smoke", "--profile", "smoke", "--test-shots", "5000"]
+    base = ["--train", str(directory), "--env", "smoke", "--profile", "smoke", "--test-shots", "5000"]
     return [*base, "--seeds", "2", "--rounds", str(n_rounds), "-q", "--json", *more]
 
 
@@ -82,7 +79,7 @@ def test_runs_are_scored_by_the_best_round_on_validation_shots(
 ) -> None:
     page = tmp_path / "page.md"
     more = ("--strategies", "evolve,tpe", "--reference", "tpe", "--write", str(page))
-    assert run_cli(group, argv(tmp_path / "runs", *more)) == 0
+    assert main(argv(tmp_path / "runs", *more)) == 0
     found = scores(capsys)
     assert set(found) == {"evolve", "tpe"} and fake.n_trained == 2 * 2 * 3
     assert fake.measured == [2] * 4, "round 3 gains less on validation shots, whatever fresh shots say"
@@ -98,16 +95,16 @@ def test_interrupted_comparison_continues_with_what_is_missing(
 ) -> None:
     command = argv(tmp_path / "runs", "--strategies", "tpe", "--reference", "tpe")
     fake.interrupt_at = 5  # in round 2 of seed 2
-    assert run_cli(group, command) == 130
+    assert main(command) == 130
     capsys.readouterr()
-    assert run_cli(group, command) == 0
+    assert main(command) == 0
     found = scores(capsys)
     assert fake.n_trained == 6 and found["tpe"]["seconds"] == 30.0
     assert fake.measured == [2, 2]
-    assert run_cli(group, command) == 0 and fake.n_trained == 6 and fake.measured == [2, 2], "nothing is repeated"
+    assert main(command) == 0 and fake.n_trained == 6 and fake.measured == [2, 2], "nothing is repeated"
     assert scores(capsys) == found
     more = argv(tmp_path / "runs", "--strategies", "tpe", "--reference", "tpe", n_rounds=4)
-    assert run_cli(group, more) == 0 and fake.n_trained == 8 and fake.measured == [2, 2, 4, 4], "more rounds"
+    assert main(more) == 0 and fake.n_trained == 8 and fake.measured == [2, 2, 4, 4], "more rounds"
     assert scores(capsys)["tpe"]["final"] == pytest.approx(0.2)
 
 
@@ -115,50 +112,8 @@ def test_model_runs_with_its_share_of_the_budget(
     fake: FakeRunner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ("--model", "scripted:novice", "--strategies", "llm,tpe", "--reference", "tpe", "--budget", "tokens=9000000")
-    assert run_cli(group, argv(tmp_path / "runs", *more)) == 0
+    assert main(argv(tmp_path / "runs", *more)) == 0
     found = scores(capsys)
     assert found["llm"]["built"] < 0.7 < found["tpe"]["built"], "rounds that the search took over are not its own"
     (info, *_) = (tmp_path / "runs").glob("llm-*/runs/*/run.json")
     assert json.loads(info.read_text(encoding="utf-8"))["settings"]["budget"] == {"tokens": 4_500_000}
-
-
-@pytest.mark.parametrize(
-    "more, words",
-    [
-        (("--strategies", "llm"), "--model"),
-        (("--strategies", "tpe", "--model", "scripted:expert"), "no strategy calls a language model"),
-        (("--strategies", "hybrid:0.5"), "unknown strategy"),
-        (("--control", "noop"), "--control"),
-        (("--strategies", "tpe", "--env", "no-such-env"), "neither an env file"),
-    ],
-)
-def test_options_without_effect_are_refused(
-    fake: FakeRunner, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], words: str
-) -> None:
-    assert run_cli(group, argv(tmp_path / "runs", *more)) == 2
-    assert words in capsys.readouterr().err and not fake.trained
-    assert run_cli(group, ["bench-ideators", "--scale", "0.5"]) == 2
-    assert "--train" in capsys.readouterr().err
-
-
-def test_failed_rounds_count_as_not_built(
-    fake: FakeRunner, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(config: dict[str, Any]) -> None:
-        raise ContractError("too large")
-
-    monkeypatch.setattr(canned, "parse_dsl", refuse)
-    monkeypatch.setattr(runner, "run_round", canned.run_round)
-    assert run_cli(group, argv(tmp_path / "runs", "--strategies", "tpe", "--reference", "tpe", n_rounds=1)) == 0
-    score = scores(capsys)["tpe"]
-    assert score["built"] == 0.0 == score["final"] and not fake.measured
-
-
-def test_runs_of_other_settings_are_not_reported_as_these(
-    fake: FakeRunner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = argv(tmp_path / "runs", "--strategies", "tpe", "--reference", "tpe", n_rounds=1)
-    assert run_cli(group, command) == 0
-    for option, value, word in (("--scale", "0.25", "scale"), ("--env", "surface_d5_depol", "env")):
-        assert run_cli(group, [*command, option, value]) == 2
-        assert f"the run has another {word}" in capsys.readouterr().err

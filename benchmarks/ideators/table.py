@@ -19,16 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoqec.contracts.counts import PairedCounts
+from autoqec.contracts.round import PairedCounts
 from autoqec.errors import UsageError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Params
-from autoqec.installation import PACKAGE_DIR
 from autoqec.store import jsonl
 
 Bits = NDArray[np.bool_]
-DEFAULT = PACKAGE_DIR / "data" / "qecbench_tab.jsonl"
-HINT = "omit --table to use the table of the package"
+DEFAULT = Path(__file__).parents[1] / "qecbench_tab.jsonl"
+HINT = "omit --table to use benchmarks/qecbench_tab.jsonl"
 
 
 def pack(bits: Bits) -> str:

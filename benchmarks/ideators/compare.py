@@ -13,11 +13,11 @@ from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import evolve, moves, space, tpe
 from autoqec.ideators import random as uniform
-from autoqec.ideators.bench import simulation
-from autoqec.ideators.bench.simulation import ProposeFn, SimulatedRun, SimulationSettings
-from autoqec.ideators.bench.table import Table, mirror_params, shuffled_indices
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.search_state import SearchState
+from benchmarks.ideators import simulation
+from benchmarks.ideators.simulation import ProposeFn, SimulatedRun, SimulationSettings
+from benchmarks.ideators.table import Table, mirror_params, shuffled_indices
 
 SEARCH_STRATEGIES: dict[str, ProposeFn] = {"random": uniform.propose, "tpe": tpe.propose, "evolve": evolve.propose}
 CONTROLS = ("none", "renamed", "shuffled", "noop")

@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from autoqec.contracts.counts import PairedCounts
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.profiles import profile_of
-from autoqec.contracts.round import canonical_fork
+from autoqec.contracts.round import PairedCounts, canonical_fork
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import space
-from autoqec.ideators.bench.table import ParamsTransform, Table, identity
 from autoqec.qec import stats
+from benchmarks.ideators.table import ParamsTransform, Table, identity
 
 ProposeFn = Callable[[IdeatorView], IdeatorResponse | None]
 ParetoPoint = tuple[float, float, float]

@@ -1,24 +1,36 @@
-"""`autoqec bench-ideators`: compare ideators on QECBench-Tab, or on real rounds."""
+"""Compares ideators on QECBench-Tab, or on real rounds: `python -m benchmarks.ideators --help`."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from autoqec.cli.common import Output, is_given, options
+from autoqec import locate
+from autoqec.cli.common import Output, is_given, options, run_cli
+from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.profiles import profile_of
+from autoqec.errors import UsageError
+from autoqec.launch.role_options import split_budget
+from autoqec.orchestrator.budget import Budget
+from autoqec.reporting.terminal import LiveView, console
+from autoqec.store import atomic
+from benchmarks.ideators.compare import CONTROLS, Score, compare, score
+from benchmarks.ideators.models import BenchIdeators
+from benchmarks.ideators.real_rounds import RealRounds, run_all, uses_model
+from benchmarks.ideators.simulation import SimulationSettings, verifiable_entries
+from benchmarks.ideators.table import DEFAULT, Table
 
-if TYPE_CHECKING:
-    from autoqec.ideators.bench.compare import Score
-    from autoqec.ideators.bench.simulation import SimulationSettings
-    from autoqec.ideators.bench.table import Table
-
-TITLE = "# QECBench-Tab: ideators compared\n\nWritten by `autoqec bench-ideators --write`; do not edit by hand.\n"
+TITLE = (
+    "# QECBench-Tab: ideators compared\n\nWritten by `python -m benchmarks.ideators --write`; do not edit by hand.\n"
+)
 NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
 MODEL_NAMES = "llm,hybrid:llm,tpe"
 TRAINED_NAMES = "random,evolve,tpe,policy"
@@ -26,11 +38,11 @@ TRAINED_ENV = "surface_d3_depol"
 TRAINED_ONLY = ("profile", "scale", "test_shots")
 
 
-@click.command("bench-ideators")
+@click.command("ideators")
 @click.option(
     "--table",
     type=click.Path(path_type=Path),
-    help="Table of measured configs (JSON lines); default: the packaged one.",
+    help="Table of measured configs (JSON lines); default: qecbench_tab.jsonl beside this program.",
 )
 @click.option(
     "--train",
@@ -122,8 +134,6 @@ def command(
     reference are paired by seed and have a 95% bootstrap interval. With --model the table compares that model with TPE,
     unless --strategies or --reference say otherwise; scripted:expert and scripted:novice cost nothing.
     """
-    from autoqec.store import atomic
-
     trained = chosen["directory"] is not None
     _check_options(trained)
     reference = reference or ("tpe" if model and strategies is None else "random")
@@ -155,8 +165,6 @@ def _split(text: str) -> list[str]:
 
 def _check_options(trained: bool) -> None:
     """Raise UsageError for an option that has no effect on a table, or on real rounds."""
-    from autoqec.errors import UsageError
-
     for name in ("table", "checkpoint", "control", "slots", "val_shots", "min_gain") if trained else TRAINED_ONLY:
         if is_given(name):
             message = f"has no effect {'with' if trained else 'without'} --train"
@@ -166,11 +174,6 @@ def _check_options(trained: bool) -> None:
 
 def _on_table(compared: Comparison, chosen: dict[str, Any], out: Output) -> tuple[list[str], str]:
     """Return the lines of the comparison on a table, and the description of its data."""
-    from autoqec.cli.bench_entries import BenchIdeators
-    from autoqec.ideators.bench.compare import CONTROLS, compare
-    from autoqec.ideators.bench.simulation import SimulationSettings
-    from autoqec.ideators.bench.table import DEFAULT, Table
-
     table, control = Table.read(chosen["table"] or DEFAULT, env=chosen["env"]), chosen["control"]
     settings = SimulationSettings(
         rounds=compared.rounds, val_shots=chosen["val_shots"], min_gain=chosen["min_gain"], slots=chosen["slots"]
@@ -195,13 +198,6 @@ def _on_table(compared: Comparison, chosen: dict[str, Any], out: Output) -> tupl
 
 def _on_real_rounds(compared: Comparison, chosen: dict[str, Any], out: Output) -> tuple[list[str], str]:
     """Return the lines of the comparison on real rounds, and the description of its data."""
-    from autoqec import locate
-    from autoqec.cli.workspace import make_workspace
-    from autoqec.contracts.profiles import profile_of
-    from autoqec.ideators.bench.compare import score
-    from autoqec.launch.bench_rounds import RealRounds, run_all, uses_model
-    from autoqec.reporting.terminal import LiveView, console
-
     names = [*(name for name in compared.references if name not in compared.names), *compared.names]
     limits = dict(zip(("usd", "tokens"), _llm_limits(chosen["budget"]), strict=True))
     n_runs = compared.seeds * sum(map(uses_model, names))
@@ -231,10 +227,6 @@ def _on_real_rounds(compared: Comparison, chosen: dict[str, Any], out: Output) -
 
 def _llm_limits(budget: str) -> tuple[float | None, int | None]:
     """Return the limits in US dollars and tokens. Raises UsageError if the budget names others."""
-    from autoqec.errors import UsageError
-    from autoqec.launch.role_options import split_budget
-    from autoqec.orchestrator.budget import Budget
-
     limits, llm_limits = split_budget(budget)
     if limits != Budget():
         message = f"{budget!r} limits other things than calls of language models"
@@ -244,8 +236,6 @@ def _llm_limits(budget: str) -> tuple[float | None, int | None]:
 
 def _table_footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rounds: int) -> str:
     """Describe the data and settings behind the scores on a table."""
-    from autoqec.ideators.bench.simulation import verifiable_entries
-
     statuses = Counter(entry.status for entry in table.entries)
     shots, n_verifiable = table.baseline.size, len(verifiable_entries(table, settings.min_gain))
     footer = (
@@ -271,21 +261,30 @@ def _header(references: list[str]) -> str:
 
 def _lines(scores: list[Score], out: Output) -> list[str]:
     """Return the row of every strategy; with --json, also print the scores."""
-    for score in scores:
-        out.emit(score.dump())
-    return [_line(list(group)) for _, group in groupby(scores, key=lambda score: score.strategy)]
+    for one in scores:
+        out.emit(one.dump())
+    return [_line(list(group)) for _, group in groupby(scores, key=lambda one: one.strategy)]
 
 
 def _line(strategy_scores: list[Score]) -> str:
     """Format the row of one strategy, with its difference from each reference."""
-    score = strategy_scores[0]
+    first = strategy_scores[0]
     gaps = " | ".join(
         f"{one.gap:+.3f} [{one.gap_low:+.3f}, {one.gap_high:+.3f}] "
         f"| {one.regret:+.3f} [{one.regret_low:+.3f}, {one.regret_high:+.3f}]"
         for one in strategy_scores
     )
-    dollars = "unknown" if math.isnan(score.dollars) else f"{score.dollars:.2f}"
+    dollars = "unknown" if math.isnan(first.dollars) else f"{first.dollars:.2f}"
     return (
-        f"| {score.strategy} | {score.control} | {score.final:.3f} | {score.mean:.3f} | {score.at_equal_seconds:.3f} "
-        f"| {gaps} | {score.built:.0%} | {score.verified:.1f} | {score.seconds:.0f} | {dollars} |"
+        f"| {first.strategy} | {first.control} | {first.final:.3f} | {first.mean:.3f} | {first.at_equal_seconds:.3f} "
+        f"| {gaps} | {first.built:.0%} | {first.verified:.1f} | {first.seconds:.0f} | {dollars} |"
     )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command line without the name of the program, and return its exit status."""
+    return run_cli(click.Group(commands={"ideators": command}), ["ideators", *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

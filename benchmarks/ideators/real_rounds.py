@@ -1,4 +1,4 @@
-"""Real rounds for `bench-ideators`: every strategy and seed is a run in a workspace of its own, trained and verified.
+"""Real rounds: every strategy and seed is a run in a workspace of its own, trained and verified.
 
 A run is scored by what a user would take from it: after each round the one with the largest gain on validation shots,
 measured on fresh shots that are the same for all runs. The cost of a round is the CPU time of its proposal, screens,
@@ -21,8 +21,8 @@ from autoqec import locate
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.events import Event, OnEvent, RoundMeasured, RoundRecorded, RunOpened
 from autoqec.contracts.profiles import ProfileName
+from autoqec.decoders import family
 from autoqec.errors import RunInterruptedError, UsageError
-from autoqec.ideators.bench.simulation import SimulatedRun
 from autoqec.launch.checkpoints import open_checkpoint
 from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.launch.role_options import ROLES
@@ -34,6 +34,7 @@ from autoqec.reporting.run_report import RunReport
 from autoqec.store import jsonl
 from autoqec.store.files import load_env
 from autoqec.store.layout import RunLayout
+from benchmarks.ideators.simulation import SimulatedRun
 
 IDEATOR_OF = {**{name: name for name in BUILTIN_IDEATORS}, "llm": "llm", "hybrid:llm": "hybrid"}
 MEASURED = "measured.jsonl"  # costs and effects of the rounds below a directory, so that none is measured twice
@@ -82,19 +83,20 @@ class CostMeter:
 
     def __init__(self, path: Path, workspace: str) -> None:
         self._path, self._workspace = path, workspace
-        self._start, self._measured = _cpu_seconds(), set[int]()
+        self._start, self._measured = cpu_seconds(), set[int]()
 
     def __call__(self, event: Event) -> None:
         """Handle an event of the run."""
         if isinstance(event, RoundMeasured) or (isinstance(event, RoundRecorded) and event.round not in self._measured):
             self._measured.add(event.round)
-            spent = round(_cpu_seconds() - self._start, 3)
+            spent = round(cpu_seconds() - self._start, 3)
             jsonl.append(self._path, {"workspace": self._workspace, "round": event.round, "cpu_s": spent})
         if isinstance(event, RoundRecorded | RunOpened):
-            self._start = _cpu_seconds()
+            self._start = cpu_seconds()
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -222,8 +224,6 @@ def _measured(plan: RealRounds, workspace: str) -> tuple[dict[int, float], dict[
 
 def _measure_gain(plan: RealRounds, layout: RunLayout, number: int, workspace: str) -> float:
     """Return by what share a round's decoder reduces the failures of the inner decoder on fresh shots."""
-    from autoqec.decoders import family
-
     with open_checkpoint(layout.round(number).dir, None, unverified=True) as checkpoint:
         env, path = checkpoint.env, checkpoint.path
         (member,) = family.evaluate_members(env, path, [family.target_member(env)], shots=plan.test_shots, seed=0)

@@ -1,4 +1,4 @@
-"""Ideators of `bench-ideators` outside the package `ideators`: the policy, language models and trained agents."""
+"""Compared ideators outside the package `ideators`: the policy, language models and trained agents."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autoqec import locate
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError, UsageError
+from autoqec.extensions.continual.environments import policy_ideator
+from autoqec.extensions.continual.runtime import checkpoint_agents
+from autoqec.extensions.language_models.clients.base import LanguageModel
 from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, role_config
 from autoqec.extensions.language_models.clients.errors import BudgetExceededError, LlmError
+from autoqec.extensions.language_models.clients.ledger import Ledger
+from autoqec.extensions.language_models.roles.ideator import LlmIdeator
 from autoqec.ideators import scripted_policies as scripted_policies  # registers scripted:expert and scripted:novice
 from autoqec.ideators import tpe
-from autoqec.ideators.bench.simulation import FALLBACK
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.store.files import load_env
-
-if TYPE_CHECKING:
-    from autoqec.extensions.language_models.clients.base import LanguageModel
-    from autoqec.extensions.language_models.clients.ledger import Ledger
+from benchmarks.ideators.simulation import FALLBACK
 
 ProposeFn = Callable[[IdeatorView], Any]
 
@@ -81,27 +82,19 @@ class BenchIdeators:
         return math.nan if cost is None else cost
 
     def _client(self) -> LanguageModel:
-        from autoqec.extensions.language_models.clients.ledger import Ledger
-
         self._ledger = Ledger(max_usd=self.max_usd, max_tokens=self.max_tokens)
         config = role_config("ideator", LMConfig(model=self.model) if self.model else None)
         return get_lm_client(config, ledger=self._ledger)
 
     def _policy(self, view: IdeatorView) -> Any:
-        from autoqec.extensions.continual.environments import policy_ideator
-
         return policy_ideator.propose(self._with_env(view))
 
     def _llm_ideator(self, name: str, lm: LanguageModel) -> ProposeFn:
         role: ProposeFn
         if name in CHECKPOINT_IDEATORS:
-            from autoqec.extensions.continual.runtime import checkpoint_agents
-
             assert self.checkpoint is not None  # by_name checked it
             role = checkpoint_agents.ideator(self.checkpoint, lm, without_memory=name == "memoryless")
         else:
-            from autoqec.extensions.language_models.roles.ideator import LlmIdeator
-
             role = LlmIdeator(lm)
 
         def answer(view: IdeatorView) -> Any:

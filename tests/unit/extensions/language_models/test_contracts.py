@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from autoqec.contracts.answers import CoderAnswer, IdeatorAnswer
 from autoqec.contracts.base import Contract
+from autoqec.extensions.language_models.contracts import CoderAnswer, IdeatorAnswer
 
 
 @pytest.mark.parametrize("kind", [IdeatorAnswer, CoderAnswer])

@@ -1,4 +1,4 @@
-"""`bench-ideators` with the policy, with language models, and with trained agents."""
+"""Comparisons with language models, and with trained agents."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoqec.cli.autoqec import group
-from autoqec.cli.common import run_cli
 from autoqec.extensions.continual.runtime.main import evaluate
-from autoqec.ideators.bench.table import Table, pack
 from autoqec.store import jsonl
+from benchmarks.ideators.__main__ import main
+from benchmarks.ideators.table import Table, pack
 from tests.support.messages_server import MessagesServer, fail, say_json
+from tests.unit.benchmarks.ideators.test_simulation import planted
 from tests.unit.extensions.continual.runtime.test_checkpoint_agents import config
-from tests.unit.ideators.bench.test_bench import planted
 
 MLP = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1}, "training": {"learning_rate": 0.0006}}
 ANSWER = {"hypothesis": "small steps", "slug": "small", "fork_from": [], "proposal": MLP}
@@ -44,16 +43,10 @@ def written(table: Table, path: Path) -> Path:
 
 
 def bench(file: Path, capsys: pytest.CaptureFixture[str], *more: str, rounds: int = 6) -> dict[str, dict[str, Any]]:
-    argv = ["bench-ideators", "--table", str(file), "--seeds", "2", "--rounds", str(rounds), "--json", *more]
-    assert run_cli(group, argv) == 0
+    argv = ["--table", str(file), "--seeds", "2", "--rounds", str(rounds), "--json", *more]
+    assert main(argv) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     return {line["strategy"]: line for line in lines}
-
-
-def test_policy_strategy_is_reproducible(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = bench(file, capsys, "--strategies", "policy")
-    assert set(first) == {"random", "policy"} and first == bench(file, capsys, "--strategies", "policy")
-    assert first["policy"]["dollars"] == 0.0 and first["policy"]["final"] > 0
 
 
 def test_cost_of_model_strategies_is_reported(
@@ -70,16 +63,6 @@ def test_cost_of_model_strategies_is_reported(
         found["llm"]["dollars"] > 0 == found["random"]["dollars"]
         and found["llm"]["dollars"] > found["hybrid:llm"]["dollars"]
     )
-
-
-def test_rejected_key_ends_the_comparison_at_the_first_call(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with MessagesServer(key="another") as server:
-        monkeypatch.setenv("AUTOQEC_IDEATOR_BASE_URL", server.url)
-        argv = ["bench-ideators", "--table", str(file), "--seeds", "2", "--rounds", "6", "--strategies", "llm"]
-        assert run_cli(group, [*argv, "--model", "claude-opus-5-5", "--budget", "tokens=1000000"]) == 2
-    assert "rejects the API key" in capsys.readouterr().err and server.statuses == [401]
 
 
 def test_trained_agent_is_compared_with_memoryless_agent(
@@ -110,23 +93,6 @@ def test_trained_agent_is_compared_with_memoryless_agent(
     text = score.read_text(encoding="utf-8")
     assert text.rstrip().endswith("A note.")
     assert "minus memoryless [95%]" in text and "because a model gave no usable answer" in text
-
-
-@pytest.mark.parametrize(
-    "more, words",
-    [
-        (("--strategies", "tpe", "--model", "claude-opus-5-5"), "no strategy calls a language model"),
-        (("--strategies", "memory", "--model", "scripted:echo"), "need a checkpoint"),
-        (("--strategies", "oracle"), "unknown strategy"),
-        (("--budget", "rounds=3"), "other things than calls of language models"),
-        (("--strategies", "llm", "--model", "gemma-unheard-of"), "no backend"),
-    ],
-)
-def test_invalid_strategies_are_rejected(
-    file: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], words: str
-) -> None:
-    assert run_cli(group, ["bench-ideators", "--table", str(file), *more]) == 2
-    assert words in capsys.readouterr().err
 
 
 def test_model_is_compared_with_tpe_at_equal_time(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

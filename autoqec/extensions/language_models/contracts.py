@@ -1,4 +1,4 @@
-"""Answers that a language model gives for a role: the forms that are sent as schemas, parsed and documented."""
+"""Answers of a language model as schemas that are sent, parsed and documented; and lessons of a run's notebook."""
 
 from __future__ import annotations
 
@@ -90,3 +90,27 @@ def _without_titles(part: Any) -> Any:
             key: _without_titles(value) for key, value in part.items() if key != "title" or not isinstance(value, str)
         }
     return [_without_titles(value) for value in part] if isinstance(part, list) else part
+
+
+Figure = Literal[
+    "delta_ler", "delta_vs_parent", "val_shots", "n_params", "flops_per_syndrome", "delta_vs_baseline_holdout",
+    "delta_holdout_low", "delta_holdout_high",
+]  # fmt: skip
+
+
+class Citation(Contract):
+    """One measured figure of a recorded round."""
+
+    round: int = Field(ge=1, description="number of the round")
+    figure: Figure = Field(description="field of its row in history.jsonl")
+    value: float = Field(description="its value, as the lesson uses it")
+
+
+class Lesson(Contract):
+    """One line of notebook.jsonl."""
+
+    id: int = Field(ge=1, description="number of the lesson in its run")
+    text: Line = Field(description="what was learned")
+    cites: tuple[Citation, ...] = Field(min_length=1, max_length=6, description="figures that it rests on")
+    replaces: tuple[int, ...] = Field(default=(), description="lessons that this one contains, which are dropped")
+    attempt: str | None = Field(default=None, description="id of the attempt that wrote it")

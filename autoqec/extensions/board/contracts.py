@@ -8,9 +8,8 @@ from pydantic import Field, model_validator
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.env import BicycleCode, StimGeneratorCode
+from autoqec.contracts.names import NAME, SHA256
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.:+-]{0,99}$"
-SHA256 = r"^[0-9a-f]{64}$"
 BoardNoise = Literal["circuit_depolarizing", "circuit_biased", "si1000"]
 MeasurementStatus = Literal["ok", "error", "timeout", "wrong_shape", "inconsistent"]
 STATUSES: tuple[MeasurementStatus, ...] = get_args(MeasurementStatus)
