@@ -65,7 +65,7 @@ class SequentialTest(Contract):
     attempt_index: int = Field(ge=1, description="position in the run's stream of attempts (e-LOND)")
     discoveries_before: int = Field(description="rejections earlier in the stream")
     stopped_by: StoppedBy = Field(description="why the test ended")
-    min_relative_gain: float = Field(description="relative gain under the null hypothesis")
+    min_relative_gain: float = Field(default=0.0, description="relative gain under the null hypothesis")
 
 
 class Rate(Contract):

@@ -276,10 +276,10 @@ def _resource_violations(
     startup_s = MAX_STARTUP_CPU_S + max(params, flops) / (1e9 * STARTUP_GFLOPS)
     if repeated_shots:  # first calls, and shots that take longer than the average
         startup_s += WARMUP_CPU_S + 0.5e-6 * counted.candidate_us_per_shot * repeated_shots
-    if counted.startup_cpu_s is not None and counted.startup_cpu_s > startup_s:
+    if counted.startup_cpu_s > startup_s:
         yield f"start-up took {counted.startup_cpu_s:.1f} CPU seconds, at most {startup_s:.1f}"
     memory_mb = (BASE_MEMORY_BYTES + MEMORY_BYTES_PER_PARAM * params) / 1e6
-    if counted.memory_growth_mb is not None and counted.memory_growth_mb > memory_mb:
+    if counted.memory_growth_mb > memory_mb:
         yield f"memory grew by {counted.memory_growth_mb:.0f} MB, at most {memory_mb:.0f} for {params} parameters"
 
 

@@ -186,6 +186,8 @@ def cost(**more: float | int | None) -> Cost:
         "claimed_n_params": 1_000,
         "claimed_flops_per_syndrome": 2_000,
         "candidate_us_per_shot": 5.0,
+        "startup_cpu_s": 0.0,
+        "memory_growth_mb": 0.0,
     }
     return Cost.model_validate({**values, "counted_by": "candidate sandbox", **more})
 
