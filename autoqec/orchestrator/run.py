@@ -34,6 +34,7 @@ from autoqec.orchestrator.secret import read_secret
 from autoqec.store import atomic, run_control, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import RunState
 from autoqec.system import machine
 from autoqec.system.git import Repo
 
@@ -55,12 +56,16 @@ class Roles:
         coder: Turns a proposal into file edits.
         analyst: Summarizes a measured round and nominates it for verification.
         open_modules: Whether the Coder sees and may edit the editable modules, not only the config.
+        stop_reason: Asked before every round: why there is none; None: it may start.
+        extra_hours: Compute hours that the rows of the run do not contain, such as those of trials.
     """
 
     ideator: Callable[[IdeatorView], IdeatorResponse | None]
     coder: Callable[[CoderView], CoderResponse | None] = coder.code
     analyst: Callable[[AnalystView], AnalystResponse | None] = analyst.analyse
     open_modules: bool = False
+    stop_reason: Callable[[RunState], str | None] = lambda state: None
+    extra_hours: Callable[[], float] = lambda: 0.0
 
 
 def search(name: str) -> Callable[[IdeatorView], IdeatorResponse]:
@@ -209,10 +214,10 @@ def _fill(partial: RunLayout, start: StartCheck, info: RunInfo, on_event: OnEven
     atomic.write_text(partial.env, start.env_text)
     atomic.write_bytes(partial.secret, start.secret, mode=0o600)
     if start.recorded is not None:
-        from autoqec.extensions.recorded.progress import Reading, as_events
+        from autoqec.extensions.recorded.shots import Progress
         from autoqec.runner.shot_source import provide_shots
 
-        provide_shots(start.recorded, start.env, partial.round(1).dir, Reading(as_events(on_event)))
+        provide_shots(start.recorded, start.env, partial.round(1).dir, Progress(on_event))
     History(partial).write_info(info)
 
 
@@ -279,11 +284,11 @@ def resume_run(
     run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
     try:
         if start.recorded is not None:
-            from autoqec.extensions.recorded.progress import Reading, as_events
+            from autoqec.extensions.recorded.shots import Progress
             from autoqec.runner.shot_source import restore_copies
 
-            reading = Reading(as_events(on_event or ignore))
-            restore_copies(start.recorded, start.env, layout.round(1).dir, reading)
+            progress = Progress(on_event or ignore)
+            restore_copies(start.recorded, start.env, layout.round(1).dir, progress)
         actions = recover(layout, workspace, run_log.logged(on_event), memory=run.memory)
     except BaseException:
         run.__exit__(*sys.exc_info())

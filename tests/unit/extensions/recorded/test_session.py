@@ -201,19 +201,12 @@ def test_better_predictions_of_others_prevent_a_verified_gain(
 
 
 def test_predictions_without_errors_are_named_as_the_reason(with_predictions: WithPredictions, weights: Path) -> None:
-    """They are wrong at the first shot of a file only, which trains; reports of the earlier wording replay."""
+    """They are wrong at the first shot of a file only, which trains."""
     asked = build(with_predictions({"flips": 3500}), weights)
     found = verifier.run_verification(asked)
     assert found.verdict == "INCONCLUSIVE" and found.effect is not None and found.effect.relative is None
     assert "recorded:flips made no errors in 1,400 sealed shots" in found.reasons[1] and found.reasons[1] in found.claim
     assert verifier.replay(found, asked).agrees
-    texts = {
-        "claim": "Nothing is claimed on the recorded shots of device: there is no measured gain.",
-        "reasons": ("x",),
-    }
-    assert verifier.replay(found.model_copy(update=texts), asked).agrees
-    damaged = {"claim": "Nothing is claimed.", "test": None}
-    assert not verifier.replay(found.model_copy(update=damaged), asked).agrees
 
 
 def test_worse_predictions_of_others_change_no_verdict(
