@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,14 +70,13 @@ def test_unreachable_controller_leaves_the_job_state_unknown(cluster: Cluster) -
         jobs.find_jobs("a-round")
 
 
-def test_job_has_ended_once_its_files_must_be_visible(cluster: Cluster) -> None:
+def test_job_has_ended_once_its_files_must_be_visible(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     put(cluster, "3", "RUNNING")
-    seen = list[str]()
-    watched = jobs.WatchedJob("3", jobs.Polling(slurm_s=0.0, lag_s=0.2), lambda job: seen.append(job.state))
-    assert watched.poll() is None and watched.poll() is None
+    now, seen = [0.0], list[str]()
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    watched = jobs.WatchedJob("3", jobs.Polling(slurm_s=5, lag_s=10), lambda job: seen.append(job.state))
+    assert watched.poll() is None
     put(cluster, "3", "TIMEOUT", why="TimeLimit")
-    assert watched.poll() is None, "files of its node may be late"
-    time.sleep(0.2)
-    ended = watched.poll()
-    assert ended is not None and ended.state == "TIMEOUT" and seen == ["RUNNING", "TIMEOUT"]
-    assert "job 3 ended TIMEOUT (TimeLimit" in watched.describe_end()
+    for now[0], has_ended in ((4.0, False), (6.0, False), (15.0, False), (17.0, True)):
+        assert (watched.poll() is not None) == has_ended
+    assert seen == ["RUNNING", "TIMEOUT"] and "job 3 ended TIMEOUT (TimeLimit" in watched.describe_end()
