@@ -15,7 +15,6 @@ from typing import Any
 from autoqec.errors import ContractError, StorageError
 from autoqec.extensions.continual.agents.base import Agent, LMAgent
 from autoqec.extensions.continual.environments.base import Environment, StepResult
-from autoqec.extensions.continual.runtime.scores import mean
 from autoqec.extensions.language_models.clients.errors import LlmError
 from autoqec.store import atomic
 from autoqec.store.run_log import LOGGER
@@ -137,6 +136,11 @@ def _step(env: Environment, agent: Agent[Any], obs: str, before: float) -> Score
         ended=datetime.now(UTC),
         duration_ms=round(duration_ms, 3),
     )
+
+
+def mean(scores: Sequence[float]) -> float:
+    """Return the mean, or 0 for no scores."""
+    return sum(scores) / len(scores) if scores else 0.0
 
 
 def score_of(feedback: Mapping[str, Any]) -> float:

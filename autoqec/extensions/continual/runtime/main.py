@@ -19,9 +19,8 @@ from autoqec.extensions.continual.environments.datasets import build_dataset
 from autoqec.extensions.continual.environments.design_text import RoundRunner
 from autoqec.extensions.continual.runtime import checkpoints, logs
 from autoqec.extensions.continual.runtime.config import OutputConfig, RunConfig, load_config
-from autoqec.extensions.continual.runtime.episode import score_of
+from autoqec.extensions.continual.runtime.episode import mean, score_of
 from autoqec.extensions.continual.runtime.runtime import RunTime
-from autoqec.extensions.continual.runtime.scores import mean
 from autoqec.extensions.language_models.clients.base import LanguageModel
 from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client
 from autoqec.extensions.language_models.clients.errors import LlmAuthError

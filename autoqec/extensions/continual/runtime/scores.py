@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from autoqec.contracts.base import Contract
 from autoqec.extensions.continual.environments.base import Environment, StepResult
-from autoqec.extensions.continual.runtime.episode import EpisodeResult, ScoredStep, score_of
+from autoqec.extensions.continual.runtime.episode import EpisodeResult, ScoredStep, mean, score_of
 from autoqec.store import atomic, jsonl
 
 
@@ -50,11 +50,6 @@ def aggregate(episodes: Sequence[EpisodeRecord], errors: Sequence[str]) -> dict[
     if errors:
         metrics["errors"] = list(errors)
     return metrics
-
-
-def mean(scores: Sequence[float]) -> float:
-    """Return the mean, or 0 for no scores."""
-    return sum(scores) / len(scores) if scores else 0.0
 
 
 def _task(episodes: Sequence[EpisodeRecord], env_type: str) -> dict[str, Any]:
