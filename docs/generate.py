@@ -30,7 +30,7 @@ from autoqec.contracts import (
 from autoqec.contracts.base import Contract
 from autoqec.extensions.board import contracts as board
 from autoqec.extensions.board.circuits import load_circuits
-from autoqec.extensions.board.page import page as page_of_board
+from autoqec.extensions.board.export import page as page_of_board
 from autoqec.extensions.board.results import board_measurements, table_of_cells
 from autoqec.extensions.continual.runtime import config as runtime
 from autoqec.extensions.language_models import contracts as language_models

@@ -17,8 +17,8 @@ from autoqec.contracts.round import FailureCause, RunnerConfig
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.runner import collect, devices
-from autoqec.runner.artifact_manifest import resolve_modules_dir
 from autoqec.runner.collect import Artifact
+from autoqec.runner.provenance import resolve_modules_dir
 from autoqec.runner.spec import RESULT, SCRATCH_DIR, ChildResult, ChildSpec, ChildStatus, one_line
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout, hidden_from_branch_code, visible_shots
