@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +15,6 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.contracts.verification_job import VerificationOrder, VerificationSubject
 from autoqec.errors import InfrastructureError, UsageError
-from autoqec.extensions.slurm import verification as slurm_verification
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.verify_round import (
@@ -80,7 +78,6 @@ def test_lost_report_is_recreated_at_its_original_level(tmp_path: Path) -> None:
     )  # fmt: skip
     then = restore_first_request(RunMemory(layout.root), [*history.state().rounds.values()][1], today)
     assert (then.attempt_index, then.discoveries_before, then.tested_artifacts) == (2, 1, {TWO: 1})
-    assert then.recorded_rules == 1, "rows of version 1 have no `report_version`"
 
 
 def test_unrecorded_report_keeps_its_registered_position(tmp_path: Path) -> None:
@@ -103,9 +100,6 @@ def test_unrecorded_report_keeps_its_registered_position(tmp_path: Path) -> None
         layout.round(1).report_json.write_text(json.dumps(report.model_copy(update={"test": test}).dump()))
         found, _ = place_of_earlier_process(RunMemory(layout.root), candidate, request)
         assert found.attempt_index == expected
-    test = monitor.result("evidence").model_copy(update={"attempt_index": 3})
-    layout.round(1).report_json.write_text(json.dumps(report.model_copy(update={"test": test}).dump()))
-    assert found.recorded_rules is None, "its line is of an earlier version"
 
 
 def order_of(layout: RunLayout, attempt_id: str, index: int) -> VerificationOrder:
@@ -154,27 +148,6 @@ def test_repeated_verification_is_given_up_only_if_no_job_makes_it(
     rows = verify_round.verify_pending(RunMemory(layout.root), None, lambda *_: None, verify)  # type: ignore[arg-type]
     assert rows == [] and verified_indices == [2] * verified
     assert len(history.attempt_state().registered_tests) == 2
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_registered_test_holds_the_version_of_its_report(again: bool, tmp_path: Path) -> None:
-    """Also if a later version of autoqec registers the same place again."""
-    layout = RunLayout(tmp_path, rounds.RUN_ID)
-    layout.round(1).dir.mkdir(parents=True)
-    report = rounds.report(1)
-    assert report.effect is not None
-    monitor = Monitor(0.05, 1, 0, 10_000)
-    monitor.add(report.effect.counts)
-    layout.round(1).report_json.write_text(
-        json.dumps(report.model_copy(update={"test": monitor.result("evidence")}).dump())
-    )
-    for version in (2, 3)[: 1 + again]:
-        line = charged("attempt-1", 1, ONE, 1).model_copy(update={"report_version": version})
-        History(layout).append_attempt(line)
-    candidate = Candidate(1, "attempt-1", None, None, rounds.metrics(1), tmp_path)
-    request = VerifyRequest("", layout.round(1), tmp_path, {}, b"", PROFILES["smoke"], rounds.RUN_ID, True)
-    found, _ = place_of_earlier_process(RunMemory(layout.root), candidate, request)
-    assert found.recorded_rules == 2
 
 
 @pytest.mark.parametrize("meanwhile", ["verified", "closed"])
@@ -241,23 +214,3 @@ def test_lost_report_is_rewritten_only_by_the_owner_of_the_run(
     with owner_process(layout.root), refused:
         assert verify_round.verify_or_replay(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
     assert verify_round.verify_or_replay(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
-
-
-def test_files_of_a_verification_are_removed_although_its_job_adds_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the list of the files and the removal of their directory, the job writes how it ended."""
-    directory, calls, rmtree = tmp_path / "verification", list[Path](), shutil.rmtree
-
-    def disturbed(path: Path, **more: Any) -> None:
-        calls.append(path)
-        rmtree(path, **more)
-        if len(calls) == 1:
-            (path / "logs").mkdir(parents=True)
-            (path / "logs" / "1_0_result.pkl").touch()
-
-    monkeypatch.setattr(shutil, "rmtree", disturbed)
-    directory.mkdir()
-    slurm_verification._remove(directory)
-    assert not directory.exists() and len(calls) == 2
-    slurm_verification._remove(directory)
