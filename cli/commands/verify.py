@@ -9,8 +9,7 @@ import click
 from autoqec import locate
 from autoqec.cli.common import Output, options, recorded_option, trust_option
 from autoqec.cli.progress import broadcast
-from autoqec.orchestrator.recorded_place import move_place
-from autoqec.orchestrator.verify_round import replay, verify_or_replay
+from autoqec.orchestrator.verify_round import note_moved_shots, replay, verify_or_replay
 from autoqec.reporting.terminal import LiveView, console
 from autoqec.reporting.text import effect_line, plain
 from autoqec.system.git import Repo
@@ -47,7 +46,7 @@ def command(round_dir: Path, replay: bool, recorded: Path | None, out: Output) -
 
 def _move(round_dir: Path, recorded: Path, out: Output) -> None:
     with LiveView(console(err=True), quiet=out.quiet) as view:
-        move_place(locate.parse_round_dir(round_dir)[0], recorded, broadcast(view, out))
+        note_moved_shots(locate.parse_round_dir(round_dir)[0], recorded, broadcast(view, out))
 
 
 def _replay(round_dir: Path, out: Output) -> None:
