@@ -10,7 +10,7 @@ from rich.text import Text
 from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError, UsageError
-from autoqec.extensions.slurm import job_chain
+from autoqec.extensions.slurm import detached
 from autoqec.orchestrator import fork_graph
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.run_directory import find_deleted_runs
@@ -44,8 +44,8 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
 
     view = run_report.load(locate.run_layout(run))
     print_summary(console(err=out.json), view)
-    if (chain := job_chain.describe_chain(view.layout)) is not None:
-        out.say(chain)
+    if (job := detached.describe(view.layout)) is not None:
+        out.say(job)
     out.emit(view.dump())
 
 
