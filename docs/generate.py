@@ -23,7 +23,6 @@ from autoqec.contracts import (
     pareto,
     profiles,
     provenance,
-    recorded,
     round,
     settings,
     verdict,
@@ -36,6 +35,7 @@ from autoqec.extensions.board.export import page as page_of_board
 from autoqec.extensions.board.results import board_measurements, table_of_cells
 from autoqec.extensions.continual.runtime import config as runtime
 from autoqec.extensions.language_models import contracts as language_models
+from autoqec.extensions.recorded import code as recorded_code
 from autoqec.store.layout import PACKAGED_BOARD
 
 CONTRACTS = Path(__file__).parent / "contracts"
@@ -56,7 +56,7 @@ MODULES = (
     verdict,
     pareto,
     board,
-    recorded,
+    recorded_code,
     noise,
     runtime,
 )

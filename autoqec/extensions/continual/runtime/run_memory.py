@@ -115,7 +115,7 @@ class CrossRunMemory:
 def experiences(run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> list[ExperienceEntry]:
     """Return one experience per finished round: task of the env, config, verdict and validation figures, advice."""
     obs, entries = task(EnvFeatures.of(env)), list[ExperienceEntry]()
-    shots = comparison_terms(sealed=env.recorded is not None).shots
+    shots = comparison_terms(sealed=env.code.own_shots).shots
     for row in (state.row for state in fold(rows).rounds.values() if not state.lost):
         if row.dsl_config:
             attempt = row.refers_to_attempt or row.round_attempt_id
