@@ -30,7 +30,7 @@ from autoqec.errors import AutoqecError, ContractError, InfrastructureError, Rou
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator import round_recorder, worktree
 from autoqec.orchestrator.editable_modules import read_modules
-from autoqec.orchestrator.executors.local import verify_here
+from autoqec.orchestrator.executors import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.recovery.inspect import read_job_order
 from autoqec.orchestrator.run import Run, search
