@@ -19,7 +19,6 @@ from autoqec.contracts.round import (
     Timing,
     UtcTime,
     canonical_fork,
-    parent_branches,
 )
 from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.contracts.verdict import (
@@ -72,7 +71,7 @@ class Begun(Contract):
     kind: Literal["begun"] = Field(default="begun", description="selects this line")
     round_attempt_id: str = Field(description="identifier of the attempt")
     round: int = Field(ge=1, description="number of the round")
-    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
+    at: UtcTime = Field(description="when the line was written")
 
 
 class Planned(Contract):
@@ -87,7 +86,7 @@ class Planned(Contract):
     compose_mode: ComposeMode | None = Field(description="of a composition: merge only, or merge and edit")
     ideator: IdeatorResponse = Field(description="the Ideator's response")
     dsl_config: dict[str, Any] = Field(description="config of the predecoder")
-    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
+    at: UtcTime = Field(description="when the line was written")
 
 
 class Nominated(Contract):
@@ -97,7 +96,7 @@ class Nominated(Contract):
     round_attempt_id: str = Field(description="identifier of the attempt")
     round: int = Field(ge=1, description="number of the round")
     analyst: AnalystResponse = Field(description="the Analyst's response")
-    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
+    at: UtcTime = Field(description="when the line was written")
 
 
 class AlphaSpent(Contract):
@@ -111,7 +110,7 @@ class AlphaSpent(Contract):
     report_version: ReportVersion | None = Field(
         default=None, description="`schema_version` of the report to come; null in earlier versions"
     )
-    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
+    at: UtcTime = Field(description="when the line was written")
 
 
 AttemptLine = Annotated[Begun | Planned | Nominated | AlphaSpent, Field(discriminator="kind")]
@@ -135,20 +134,6 @@ class Nomination:
     summary_1line: str
     analysis: str
     next_hypothesis_seed: str
-
-
-@dataclass(frozen=True)
-class Lineage:
-    """Where a round's code is, and what it forked from.
-
-    Attributes:
-        parents: Branches that the round forked from, in merge order; () for the baseline.
-    """
-
-    branch: str | None
-    commit_sha: str | None
-    parents: tuple[str, ...]
-    compose_mode: ComposeMode | None
 
 
 @dataclass(frozen=True)
@@ -259,7 +244,6 @@ class HistoryRow(RoundMetrics):
     composition_verdict: CompositionVerdict | None = Field(
         default=None, description="of a verified composition: gain compared with its parents'"
     )
-    composition_bundle_id: str | None = Field(default=None, description="identifier of the shots of that comparison")
     judge_flops_per_syndrome: int | None = Field(
         default=None, description="floating-point operations per shot, counted by the verifier"
     )
@@ -326,11 +310,6 @@ class HistoryRow(RoundMetrics):
     def nomination(self) -> Nomination:
         """The part of the row that the Analyst gave."""
         return Nomination(self.verdict, self.summary_1line, self.analysis, self.next_hypothesis_seed)
-
-    @property
-    def lineage(self) -> Lineage:
-        """The round's place in the fork graph."""
-        return Lineage(self.branch, self.commit_sha, parent_branches(self.fork_from), self.compose_mode)
 
     @property
     def timing(self) -> Timing:

@@ -66,7 +66,7 @@ def test_composition_is_compared_with_its_parents(tmp_path: Path, monkeypatch: p
     for parent in found.parents:
         parent_report = json.loads(run.layout.round(parent.round).report_json.read_bytes())
         assert parent.artifact_sha256 == parent_report["artifact_sha256"]
-    assert (row["composition_verdict"], row["composition_bundle_id"]) == (found.verdict, found.bundle_id)
+    assert row["composition_verdict"] == found.verdict
     replayed = workspace.autoqec("verify", str(round_layout.dir), "--replay", "--json")
     assert replayed.code == 0, replayed.out + replayed.err
     (run.layout.round(1).checkpoint).unlink()
