@@ -214,10 +214,10 @@ def _fill(partial: RunLayout, start: StartCheck, info: RunInfo, on_event: OnEven
     atomic.write_text(partial.env, start.env_text)
     atomic.write_bytes(partial.secret, start.secret, mode=0o600)
     if start.recorded is not None:
-        from autoqec.extensions.recorded.progress import Reading, as_events
+        from autoqec.extensions.recorded.shots import Progress
         from autoqec.runner.shot_source import provide_shots
 
-        provide_shots(start.recorded, start.env, partial.round(1).dir, Reading(as_events(on_event)))
+        provide_shots(start.recorded, start.env, partial.round(1).dir, Progress(on_event))
     History(partial).write_info(info)
 
 
@@ -284,11 +284,11 @@ def resume_run(
     run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
     try:
         if start.recorded is not None:
-            from autoqec.extensions.recorded.progress import Reading, as_events
+            from autoqec.extensions.recorded.shots import Progress
             from autoqec.runner.shot_source import restore_copies
 
-            reading = Reading(as_events(on_event or ignore))
-            restore_copies(start.recorded, start.env, layout.round(1).dir, reading)
+            progress = Progress(on_event or ignore)
+            restore_copies(start.recorded, start.env, layout.round(1).dir, progress)
         actions = recover(layout, workspace, run_log.logged(on_event), memory=run.memory)
     except BaseException:
         run.__exit__(*sys.exc_info())
