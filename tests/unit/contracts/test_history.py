@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from autoqec.contracts.history import ATTEMPT_LINE, Begun, Estimate, HistoryRow
+from autoqec.contracts.history import ATTEMPT_LINE, Estimate, HistoryRow
 from autoqec.contracts.round import PairedCounts
 from tests.support import rounds
 

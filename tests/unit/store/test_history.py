@@ -6,17 +6,19 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from autoqec.contracts.history import AlphaSpent, Begun, HistoryRow, RunInfo
 from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
-from autoqec.store import atomic
+from autoqec.store import atomic, jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 
 SHA = "a" * 64
+AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def make(tmp_path: Path) -> History:
