@@ -14,7 +14,6 @@ from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import Pins
 from autoqec.contracts.profiles import Profile, profile_of
-from autoqec.contracts.provenance import Manifest
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
 from autoqec.orchestrator.recorded_place import check_resumed
 from autoqec.orchestrator.recovery.inspect import require_own_directory
@@ -22,7 +21,6 @@ from autoqec.orchestrator.secret import new_secret, read_secret, require_only_co
 from autoqec.store import files
 from autoqec.store.history import History
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, pointer_on_branch, runs_dir
-from autoqec.store.round_files import load_contract
 from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
 
@@ -180,7 +178,6 @@ def check_resume(
     env = files.parse_env(env_text, location=str(layout.env))
     require_only_copy(layout)
     notes = _require_unchanged(workspace, layout, info, env_text)
-    _require_same_circuit(layout, env)
     _require_writable(layout.root)
     config = baseline_config_at(workspace, info.baseline_sha)
     options = find_network_options(env, config, profile_of(info.profile), trained_here=trained_here)
@@ -220,19 +217,6 @@ def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: s
         raise ManualInterventionRequired(message, location=info.run_id, hint="git fetch")
     note = code_change(info)
     return [] if note is None else [note]
-
-
-def _require_same_circuit(layout: RunLayout, env: EnvSpec) -> None:
-    """Check that the run's rounds decoded the circuit that this version writes for its env."""
-    from autoqec.qec.circuit_hash import OLDER_VERSION, OLDER_VERSION_HINT, written_by_older_version
-
-    for row in History(layout).rows():
-        manifest = load_contract(layout.round(row.round).manifest, Manifest)
-        if manifest is not None:
-            if written_by_older_version(manifest.environment.circuit_sha256, env):
-                location = f"run {layout.run_id}, round {row.round}"
-                raise ManualInterventionRequired(OLDER_VERSION, location=location, hint=OLDER_VERSION_HINT)
-            return
 
 
 def check_workspace(repo: Repo) -> None:

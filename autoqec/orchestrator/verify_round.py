@@ -15,7 +15,7 @@ from autoqec.contracts.events import OnEvent, RoundRecorded, VerificationStarted
 from autoqec.contracts.history import AlphaSpent, HistoryRow, RunInfo
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import RoundMetrics, parent_branches, utc_now
-from autoqec.contracts.verdict import REPORT_VERSION, VerifyReport
+from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InfrastructureError, UsageError
 from autoqec.orchestrator import round_recorder, worktree
 from autoqec.orchestrator.executors.local import verify_here
@@ -134,15 +134,11 @@ def place_of_earlier_process(
     from autoqec.verification import job
 
     saved = read_contract(request.round.report_json, VerifyReport)
-    own: dict[int, AlphaSpent] = {}
-    for line in memory.attempt_state.registered_tests:
-        if line.round_attempt_id == candidate.attempt_id:
-            own.setdefault(line.attempt_index, line)
+    tests = memory.attempt_state.registered_tests
+    own = {line.attempt_index for line in tests if line.round_attempt_id == candidate.attempt_id}
     if saved is not None and saved.test is not None and saved.test.attempt_index in own:
         discoveries = min(saved.test.discoveries_before, request.discoveries_before)
-        index, version = saved.test.attempt_index, own[saved.test.attempt_index].report_version
-        earlier = replace(request, attempt_index=index, discoveries_before=discoveries, recorded_rules=version)
-        return earlier, False
+        return replace(request, attempt_index=saved.test.attempt_index, discoveries_before=discoveries), False
     order = None if saved else job.unfinished_order(request)
     if order is None or order.attempt_index not in own:
         return request, False
@@ -165,7 +161,6 @@ def restore_first_request(memory: RunMemory, round_state: RoundState, request: V
         request,
         attempt_index=indices[-1] if indices else request.attempt_index,
         discoveries_before=len(before.verified),
-        recorded_rules=round_state.row.report_version or 1,
         tested_artifacts=_earlier_artifacts(tests, round_state.attempt_id, verified=True),
     )
 
@@ -234,7 +229,6 @@ def _register_test(memory: RunMemory, candidate: Candidate, request: VerifyReque
             round=candidate.number,
             artifact_sha256=str(request.expected_artifact),
             attempt_index=request.attempt_index,
-            report_version=REPORT_VERSION,
             at=utc_now(),
         )
     )

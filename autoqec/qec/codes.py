@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +26,11 @@ from autoqec.qec.si1000 import si1000
 from autoqec.store.files import load_yaml
 
 Source: TypeAlias = stim.Circuit | stim.DetectorErrorModel
+
+
+def circuit_sha256(source: Source) -> str:
+    """Return the SHA-256 of the text of a circuit or detector error model."""
+    return hashlib.sha256(str(source).encode()).hexdigest()
 
 
 def build_source(env: EnvSpec, p: float | None) -> Source:

@@ -13,8 +13,7 @@ import stim
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
-from autoqec.qec.circuit_hash import circuit_sha256
-from autoqec.qec.codes import Source, build_source
+from autoqec.qec.codes import Source, build_source, circuit_sha256
 from autoqec.qec.graph import (
     Component,
     DecodingGraph,

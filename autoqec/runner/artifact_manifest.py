@@ -46,8 +46,7 @@ def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict
         ManifestRepo,
         ManifestRound,
     )
-    from autoqec.qec.circuit_hash import circuit_sha256
-    from autoqec.qec.codes import build_source
+    from autoqec.qec.codes import build_source, circuit_sha256
 
     layout = RoundLayout(Path(os.path.abspath(config.round_dir)), config.round_idx)
     env = files.parse_env(config.env_yaml, location="env")

@@ -41,6 +41,7 @@ from autoqec.verification.shot_stream import SEALED, ShotStream
 
 MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
 MAX_LOG_E = 690.0  # JSON has no infinity
+PART_SHOTS = 16_384  # memory does not depend on the size of the blocks, which grows with the recording
 
 
 @dataclass
@@ -108,7 +109,7 @@ class RecordedSession(VerificationSession):
                 counts=code.manifest.shots,
                 span=self.span,
                 block_shots=code.block_shots,
-                part_shots=request.part_shots,
+                part_shots=PART_SHOTS,
                 progress=progress,
             )
 
@@ -130,7 +131,6 @@ class RecordedSession(VerificationSession):
             blocks=blocks,
             blocks_left=left * self.split.part_blocks,
             candidates_left=left,
-            part_shots=self.request.part_shots,
         )
 
     def _measure(self, evaluation: CandidateEvaluation) -> None:
@@ -173,7 +173,7 @@ class RecordedSession(VerificationSession):
         """Return the test with the smallest e-value, the counts against the strongest baseline, and what was spent."""
         assert self.span is not None
         request = self.request
-        gain = request.min_relative_gain
+        gain = self.env.protocol.min_relative_gain
         log_e = {name: counts.log_e_value(gain) for name, counts in self.counts.items()}
         least = min(log_e.values())
         self.reference = min(self.counts, key=lambda name: (self.counts[name].totals().errors_reference, name))
