@@ -20,8 +20,8 @@ from autoqec.decoders.cost_limits import predict_cost
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.language_models.clients.config import get_lm_client, round_timeout_s
 from autoqec.extensions.language_models.clients.deadline import call_deadline, calls_end_within
+from autoqec.extensions.language_models.clients.environment import redact_value
 from autoqec.extensions.language_models.clients.errors import BudgetExceededError, CassetteMissError, LlmError
-from autoqec.extensions.language_models.clients.redact import redact_value
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.launch.budget_left import remaining
 from autoqec.launch.role_options import RoleOptions
@@ -45,13 +45,13 @@ class LlmRoles:
     """Builds the roles; `budget_message` says why no further call may be made, once that is so."""
 
     def __init__(self, choice: RoleOptions, run: RunContext, on_event: OnEvent, clock: Clock) -> None:
-        from autoqec.extensions.language_models.clients.cassette import CassetteFile
-        from autoqec.extensions.language_models.clients.ledger import Ledger
-        from autoqec.extensions.language_models.clients.paid_answers import (
+        from autoqec.extensions.language_models.clients.cassette import (
+            CassetteFile,
             PaidAnswers,
             PaidAnswersLM,
             settle_recorded_calls,
         )
+        from autoqec.extensions.language_models.clients.ledger import Ledger
 
         self._choice, self._run, self._on_event = choice, run, on_event
         self.budget_message: str | None = None

@@ -14,7 +14,7 @@ from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models.clients import environment
 from autoqec.extensions.language_models.clients.config import ROLE_FIELDS
-from autoqec.extensions.language_models.clients.redact import SECRET_ENV_VARS
+from autoqec.extensions.language_models.clients.environment import SECRET_ENV_VARS
 from autoqec.extensions.slurm import programs as slurm_commands
 
 _ROLE_VARIABLE = re.compile(rf"AUTOQEC_[A-Z_]+_({'|'.join(ROLE_FIELDS).upper()})")
