@@ -2,7 +2,7 @@
 
 The candidate at position t of the run's stream is tested on the t-th part of the sealed blocks, once: no later
 candidate depends on the shots that it will be tested on. Per block the candidate is paired with every baseline on the
-same shots (`qec.recorded.block_comparison`). Predictions of other decoders that the env names as `recorded:NAME` are
+same shots (`block_comparison`). Predictions of other decoders that the env names as `recorded:NAME` are
 read from their files, which no sandbox can reach, and are baselines like the others. The null hypothesis "not better
 than some baseline by the minimum gain" is rejected if each baseline's e-value reaches the level of e-LOND, so the
 smallest e-value is the evidence. The report's effect is against the strongest baseline, the one with the fewest errors
@@ -20,10 +20,20 @@ from pathlib import Path
 
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent
-from autoqec.contracts.recorded import RecordedShotsCode
-from autoqec.contracts.verdict import Guard, PairedEffect, RecordedEvidence, SequentialTest, StoppedBy
+from autoqec.contracts.verdict import (
+    BaselineResult,
+    Guard,
+    MemberResult,
+    PairedEffect,
+    RecordedEvidence,
+    SequentialTest,
+    StoppedBy,
+    Verdict,
+)
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded import decision
 from autoqec.extensions.recorded.block_comparison import BlockCounts
+from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.extensions.recorded.decoding import PredictedSpan
 from autoqec.extensions.recorded.env import open_checked
 from autoqec.extensions.recorded.shots import SILENT, Progress, RecordedShots, Span
@@ -36,10 +46,9 @@ from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import e_lond_level, e_lond_weight
-from autoqec.verification.session import Evidence, VerificationSession
+from autoqec.verification.session import MISCOVERAGE, Evidence, VerificationSession
 from autoqec.verification.shot_stream import SEALED, ShotStream
 
-MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
 MAX_LOG_E = 690.0  # JSON has no infinity
 PART_SHOTS = 16_384  # memory does not depend on the size of the blocks, which grows with the recording
 
@@ -85,13 +94,11 @@ class RecordedSession(VerificationSession):
     """
 
     def __init__(self, request: VerifyRequest, frozen: FrozenArtifact, on_event: OnEvent) -> None:
-        code = request.env.recorded
-        assert code is not None and code.manifest is not None
         reason = "sealed shots are not spent on a comparison with the parents" if request.parents else None
         request = replace(request, parents=(), no_comparison_reason=reason or request.no_comparison_reason)
         super().__init__(request, frozen, on_event)
-        self.code: RecordedShotsCode = code
-        self.split = Split.of(code)
+        self.code = RecordedShotsCode.of(self.env)
+        self.split = Split.of(self.code)
         self.span = self.split.part(request.attempt_index)
         self.counts: dict[str, BlockCounts] = {}
         self._predicted: PredictedSpan | None = None
@@ -99,16 +106,17 @@ class RecordedSession(VerificationSession):
             progress = Progress(on_event)
             opened = open_checked(self.env, _directory(request.round.dir), progress=progress)
             others = self.env.predicted_by
-            self._predicted = PredictedSpan(opened, code.manifest.shots, self.span, others, progress)
+            counts = self.code.files.shots
+            self._predicted = PredictedSpan(opened, counts, self.span, others, progress)
             self.shot_stream = SealedStream(
                 request.secret,
                 frozen.sha256,
                 self.env.seed_policy.holdout,
                 request.shot_cache,
                 recorded=opened,
-                counts=code.manifest.shots,
+                counts=counts,
                 span=self.span,
-                block_shots=code.block_shots,
+                block_shots=self.code.block_shots,
                 part_shots=PART_SHOTS,
                 progress=progress,
             )
@@ -122,6 +130,38 @@ class RecordedSession(VerificationSession):
         self.evidence.recorded = self._spent(first_block=last[1] // self.split.block_shots, blocks=0)
         self.evidence.not_run.append("every step: no sealed blocks are left")
         return self.evidence
+
+    untested_shots = "shots of other times, devices and codes, and looks of other runs at the same test blocks"
+
+    def all_guards(self, found: tuple[Guard, ...]) -> tuple[Guard, ...]:
+        """Return the guards; the first draw alone if nothing was measured.
+
+        Device shots have no independent draw to compare a rate with, and rates drift after the validation blocks.
+        """
+        if self.span is None:
+            return tuple(guard for guard in found if guard.name == "first_draw")
+        inner = "mwpm_estimated" if self.code.priors == "estimated" else self.env.plain
+        effects = self.evidence.effects
+        own = (guards.own_predictions(effects, inner),) if effects else ()
+        return (*found, *own, *self.evidence.guards)
+
+    def decide(
+        self, checked: tuple[Guard, ...], baselines: tuple[BaselineResult, ...]
+    ) -> tuple[Verdict, tuple[str, ...]]:
+        """Return the verdict and its reasons."""
+        assert self.evidence.recorded is not None
+        test, effect, spent = self.evidence.test, self.effect_measured, self.evidence.recorded
+        return decision.decide_recorded(self.env, test, effect, checked, spent, baselines)
+
+    def claim(self, verdict: Verdict, baselines: tuple[BaselineResult, ...], members: tuple[MemberResult, ...]) -> str:
+        """Return the statement that the evidence supports."""
+        assert self.evidence.recorded is not None
+        return decision.claim_recorded(self.env, verdict, self.effect_measured, self.evidence.recorded)
+
+    def simultaneous_effect(self) -> PairedEffect | None:
+        """Return the gain with an interval that holds together with those of all attempts of the run."""
+        measured = self.effect_measured
+        return None if measured is None else self.effect(measured.reference, simultaneous=True)
 
     def _spent(self, first_block: int, blocks: int) -> RecordedEvidence:
         left = max(self.split.candidates - self.request.attempt_index, 0)
@@ -160,10 +200,9 @@ class RecordedSession(VerificationSession):
         evidence.decoder_us = 1e6 * (evaluation.decoder_cpu_s - before_s) / shots
         evidence.correlated_us = 1e6 * self.baselines.cpu_s[CORRELATED] / shots
         evidence.guards.append(guards.canary(*evaluation.canary()))
-        files = len(self.code.manifest.files) if self.code.manifest else 0
         spent = evidence.recorded
         message = (
-            f"{files} files have the hashes of the run's env; blocks {spent.first_block} to "
+            f"{len(self.code.files.files)} files have the hashes of the run's env; blocks {spent.first_block} to "
             f"{spent.first_block + spent.blocks - 1} of {self.code.block_shots} shots, which no earlier candidate saw"
         )
         evidence.guards.append(Guard(name="recorded_files", passed=True, evidence=message))
