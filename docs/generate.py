@@ -1,6 +1,7 @@
 """Generates the JSON Schemas, the field tables of the contract pages, the decoder board, and the files for assistants.
 
-`python -m docs.generate` writes them; a test compares the files with the models.
+`python -m docs.generate` writes them; a test compares the files with the models. The page of the decoder board is built
+with the site and not committed.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from autoqec.system import run_lock
 from autoqec.system.process import procfs
 
 if TYPE_CHECKING:
-    from autoqec.extensions.language_models.clients.ledger import Ledger
+    from autoqec.store.model_calls import ModelCalls
 
 
 from autoqec.errors import UsageError
@@ -196,7 +196,7 @@ class RunReport:
         return dump_config(self.env.dump()) if self.env else ""
 
     @cached_property
-    def ledger(self) -> Ledger | None:
+    def ledger(self) -> ModelCalls | None:
         """Calls of language models; None if none was called, or the ledger cannot be read."""
         return read_ledger(self.layout)
 
