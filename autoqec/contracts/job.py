@@ -15,6 +15,7 @@ class JobOrder(Contract):
     """Content of round_<N>/job.json, written before the job is submitted and again when its number is known."""
 
     schema_version: Literal[1] = Field(default=1, description="format of the file")
+    executor: str = Field(default="slurm", description="name of the executor whose job it is")
     name: str = Field(description="unique name of the job, by which it is found if its number was not written")
     options: dict[str, str] = Field(description="of `--slurm`, defaults filled in, for this round alone")
     code_sha256: str = Field(pattern=SHA256, description="trusted code that the round is to be measured with")

@@ -118,6 +118,17 @@ class RunSpec(Contract):
         """Return the profile with its amounts times the scale."""
         return profile_of(self.profile, self.scale)
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a specification, without those that a subclass adds."""
+        return {name: getattr(self, name) for name in RunSpec.model_fields}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the stored values that a resume may change, those of extensions by their own names."""
+        fixed = {each.field_name for each in option_fields(RunSpec) if each.option.fixed}
+        values = self.model_dump(mode="json", include={*RunSpec.model_fields} - fixed)
+        blocks = values.pop("extensions")
+        return values | {name: value for block in blocks.values() for name, value in block.items()}
+
     def with_block(self, options: PluginOptions) -> Self:
         """Return the specification with these options of an extension."""
         if not options.block:
