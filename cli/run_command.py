@@ -105,8 +105,14 @@ class RunCommand:
         profile = spec.scaled_profile().dump()
         for key, value in profile.items():
             out.say(f"profile   {key} = {value if isinstance(value, str) else f'{value:,}'}")
-        plan = head | {name: getattr(spec, name) for name in ("rounds", "parallel", "ideator", "seed", "threads")}
-        plan |= {"settings": spec.settings(), "pins": spec.pins, "profile": profile, "scale": spec.scale}
+        plan = head | {name: getattr(spec, name) for name in ("rounds", "parallel", "ideator", "seed")}
+        plan |= {
+            "threads": spec.round_threads,
+            "settings": spec.settings(),
+            "pins": spec.pins,
+            "profile": profile,
+            "scale": spec.scale,
+        }
         for plugin in run_plugins():
             plan |= plugin.plan_values(request)
         out.emit(plan)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 from annotated_types import Ge, Le
 
+from autoqec.contracts.base import Contract
 from autoqec.contracts.run_spec import OptionField, RunSpec, option_fields
 from autoqec.orchestrator.plugin_protocols import executor_names, ideator_names, run_plugins
 
@@ -18,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def run_options(function: Function) -> Function:
     """Add every option of the core and of installed extensions to a command."""
     choices = {"ideator": ideator_names(), "executor": executor_names()}
-    models = dict.fromkeys((RunSpec, *(plugin.Options for plugin in run_plugins())))
+    models: list[type[Contract]] = [RunSpec, *(plugin.Options for plugin in run_plugins())]
     for each in reversed([each for model in models for each in option_fields(model)]):
         function = _option(each, choices)(function)
     return function
@@ -40,8 +41,8 @@ def _option(each: OptionField, choices: Mapping[str, tuple[str, ...]]) -> Callab
     elif option.path:
         settings["type"] = click.Path(path_type=Path)
     elif annotation in (int, float):
-        least = next((limit.ge for limit in field.metadata if isinstance(limit, Ge)), None)
-        most = next((limit.le for limit in field.metadata if isinstance(limit, Le)), None)
+        least: Any = next((limit.ge for limit in field.metadata if isinstance(limit, Ge)), None)
+        most: Any = next((limit.le for limit in field.metadata if isinstance(limit, Le)), None)
         settings["type"] = (click.IntRange if annotation is int else click.FloatRange)(least, most)
     if option.multiple or get_origin(annotation) is tuple:
         settings |= {"multiple": True, "default": ()}

@@ -53,9 +53,7 @@ class Budget(RunLimits):
         rounds = [int(number) for number in (spec.rounds, limits.pop("rounds", None)) if number is not None]
         return cls(**limits, rounds=min(rounds, default=None))
 
-    def exhausted(
-        self, state: RunState, elapsed_s: float, n_running: int = 0, extra_hours: float = 0.0
-    ) -> str | None:
+    def exhausted(self, state: RunState, elapsed_s: float, n_running: int = 0, extra_hours: float = 0.0) -> str | None:
         """Return the limit that does not allow another round.
 
         Args:

@@ -14,7 +14,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.orchestrator.budget import Budget, InterruptHandler
-from autoqec.orchestrator.executors.local import (
+from autoqec.orchestrator.executors import (
     Executor,
     JobsLeftError,
     NotStartedError,
@@ -92,11 +92,10 @@ def run_rounds(
     with interrupts:
         try:
             recorded += verify_pending(run.memory, run.repo, emit, executor.verify)
-            pending.extend(_resume_cluster_rounds(run, executor, emit))
+            pending.extend(_resume_submitted(run, executor, emit))
             budget = Budget.of(run.info if rounds is None else run.info.model_copy(update={"rounds": rounds}))
             stop = partial(_stop_reason, run, budget, interrupts)
             stop_reason = _run_until(stop, run, pending, recorded, executor, emit)
-            executor.release()
         except JobsLeftError:
             stop_reason = "interrupted; the next start continues the rounds in jobs of the cluster"
         except KeyboardInterrupt:
@@ -131,7 +130,7 @@ def _run_until(
             def may_start(failures: int = failures) -> bool:
                 return stop(len(pending), failures) is None and len(pending) < executor.capacity
 
-            waiting = partial(pending[0][1].wait, may_start)
+            waiting = partial(pending[0][1].result, may_start)
             outcome = _record_oldest(run, pending, waiting, executor, emit)
             if outcome is not None:
                 row, killed = outcome
@@ -154,12 +153,11 @@ def stop_of_waiting(run: Run, interrupts: InterruptHandler) -> str | None:
     return interrupts.stop_reason() or requested or Budget.of(run.info).hours_exhausted(run.clock.elapsed())
 
 
-def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:
+def _resume_submitted(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:
     for started, order in under_way(run):
-        plugin: ExecutorPlugin = plugins.load("autoqec.executors", order.executor)
         emit(RoundStarted(round=started.attempt.round, phase="found again", job=order.job_id))
-        own = executor if run.info.executor == order.executor else None
-        yield started, plugin.attach(run, own, order, emit)
+        plugin: ExecutorPlugin = plugins.load("autoqec.executors", order.executor)
+        yield started, plugin.attach(run, executor, order, emit)
 
 
 def _record_oldest(

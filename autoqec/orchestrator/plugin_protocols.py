@@ -22,7 +22,7 @@ from autoqec.orchestrator.run_request import RunRequest as RunRequest
 if TYPE_CHECKING:
     from autoqec.contracts.events import OnEvent
     from autoqec.contracts.job import JobOrder
-    from autoqec.orchestrator.executors.local import Executor, RoundFuture
+    from autoqec.orchestrator.executors import Executor, RoundFuture
     from autoqec.orchestrator.run import Roles, Run
     from autoqec.store.layout import RunLayout
 
@@ -137,12 +137,12 @@ class ExecutorPlugin(RunPlugin):
         """Return the executor of an opened run, whose options are in `run.info`."""
         raise NotImplementedError
 
-    def attach(self, run: Run, executor: Executor | None, order: JobOrder, on_event: OnEvent) -> RoundFuture:
+    def attach(self, run: Run, executor: Executor, order: JobOrder, on_event: OnEvent) -> RoundFuture:
         """Return the measurement that an earlier process submitted.
 
         Args:
             run: The run.
-            executor: The executor of the run if it is one of this plugin, otherwise None.
+            executor: The executor of the run, of this plugin or of another one.
             order: What was submitted.
             on_event: Receives the progress of the round.
         """
@@ -155,6 +155,9 @@ class ExecutorPlugin(RunPlugin):
             The exit status; None: this process runs the rounds in the usual way.
         """
         return None
+
+    def require_here(self, spec: RunSpec) -> None:
+        """Raise UsageError if `carry_out` leaves the rounds of a run to jobs, which a Python program cannot do."""
 
     def require_free(self, layout: RunLayout) -> None:
         """Raise UsageError if a job runs the rounds of this run, or will; asked before every resume."""

@@ -30,10 +30,11 @@ from autoqec.errors import AutoqecError, ContractError, InfrastructureError, Rou
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator import round_recorder, worktree
 from autoqec.orchestrator.editable_modules import read_modules
-from autoqec.orchestrator.executors.local import verify_here
+from autoqec.orchestrator.executors import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.recovery.inspect import read_job_order
-from autoqec.orchestrator.run import Run, search
+from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Run
 from autoqec.orchestrator.verify_round import Candidate, Verify, verify_candidate
 from autoqec.store import atomic, files
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RoundLayout, pointer_on_branch, quarantine_branch_of

@@ -254,9 +254,8 @@ class Run:
 
     @property
     def threads(self) -> int:
-        """Threads of one round, a share of `threads` if several run here; the last digits of results depend on it."""
-        info = self.info
-        return max(1, info.threads // info.parallel) if info.executor == "local" else info.threads
+        """Threads of each Runner child; results depend on the number in their last digits."""
+        return self.info.round_threads
 
     def read_secret(self) -> bytes:
         """Return the verifier's secret; it is read on demand and not kept in memory."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from autoqec.extensions.recorded.shots import RecordedShots
 
 
-def check(request: RunRequest, on_event: OnEvent = ignore) -> CheckedRun:
+def check(request: RunRequest, on_event: OnEvent = ignore, *, own_roles: bool = False) -> CheckedRun:
     """Check everything that a start or a resume needs, except the lock and recovery; called once per process.
 
     Nothing is written but the progress of long checks to the user's cache.
@@ -50,18 +50,22 @@ def check(request: RunRequest, on_event: OnEvent = ignore) -> CheckedRun:
     Args:
         request: The run.
         on_event: Receives the progress of reading recorded shots.
+        own_roles: Whether the caller builds the roles, so that the ideator is only a name.
 
     Raises:
         UsageError: A check failed; names which.
         ManualInterventionRequired: Env, secret, baseline commit or the code that can change results is not what the
             run started with.
     """
-    check_ideator(request)
+    if not own_roles:
+        check_ideator(request)
     if request.spec.executor != "local":
         plugins.load("autoqec.executors", request.spec.executor)
     for plugin in run_plugins():
         request = replace(request, spec=request.spec.with_block(plugin.check(request)))
-    return _check_start(request, on_event) if request.layout is None else _check_resume(request, request.layout, on_event)
+    if request.layout is None:
+        return _check_start(request, on_event)
+    return _check_resume(request, request.layout, on_event)
 
 
 def _check_start(request: RunRequest, on_event: OnEvent) -> CheckedRun:

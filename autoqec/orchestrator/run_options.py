@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autoqec import locate
-from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.base import Contract, sha256_bytes
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import family_pins, format_pins, validate_pins
@@ -36,7 +36,7 @@ def request_run(env_name: str | None, given: Mapping[str, Any], resume: str | No
     Raises:
         UsageError: An option is unknown or invalid, or contradicts the run that is resumed.
     """
-    models = (RunSpec, *(plugin.Options for plugin in run_plugins()))
+    models: list[type[Contract]] = [RunSpec, *(plugin.Options for plugin in run_plugins())]
     known = {each.name for model in models for each in option_fields(model)}
     if unknown := sorted(set(given) - known):
         raise UsageError("is not an option", location=unknown[0], hint=f"choose from {', '.join(sorted(known))}")
@@ -89,15 +89,11 @@ def _merged(stored: RunSpec, parsed: Mapping[str, Any], root: Path) -> RunSpec:
     values["budget"] = {**stored.budget, **parsed["budget"]}
     if parsed["budget"] and parsed.get("rounds") is None:
         values["rounds"] = None
-    blocks = dict(stored.extensions)
-    for plugin in run_plugins():
-        named = _values(plugin.Options, parsed, root)
-        if named:
-            blocks[plugin.Options.block] = {**blocks.get(plugin.Options.block, {}), **named}
     try:
-        spec = RunSpec.read({**values, "extensions": blocks}, location="options")
+        spec = RunSpec.read(values, location="options")
         for plugin in run_plugins():
-            plugin.Options.of(spec)
+            block = plugin.Options.of(spec).model_dump() | _values(plugin.Options, parsed, root)
+            spec = spec.with_block(plugin.Options.read(block))
     except ContractError as error:
         raise UsageError(error.message, location="options", hint="autoqec run --help") from error
     return spec

@@ -15,7 +15,7 @@ from autoqec.contracts.run_spec import RunSpec
 from autoqec.errors import RunInterruptedError, StorageError
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
-from autoqec.orchestrator.executors.local import Executor
+from autoqec.orchestrator.executors import Executor
 from autoqec.orchestrator.plugin_protocols import ExecutorPlugin, Waiting, executor_plugins, ideator_plugins
 from autoqec.orchestrator.roles import build_roles
 from autoqec.orchestrator.run import CheckedRun, Run

@@ -18,7 +18,7 @@ from autoqec.contracts.round import RoundMetrics, parent_branches, utc_now
 from autoqec.contracts.verdict import REPORT_VERSION, VerifyReport
 from autoqec.errors import ContractError, InfrastructureError, UsageError
 from autoqec.orchestrator import round_recorder, worktree
-from autoqec.orchestrator.executors.local import verify_here
+from autoqec.orchestrator.executors import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory

@@ -71,10 +71,6 @@ class RoundLayout:
         """The round's copy of its pointer."""
         return self.dir / pointer_name(self.round)
 
-    def further_rounds(self, array_index: int | None) -> Path:
-        """The list of further rounds of a job, or of an element of a job array, whose first round this is."""
-        return self.job_dir / "further" / str(array_index or 0)
-
 
 def pointer_name(number: int) -> str:
     """Return the file name of a round's pointer."""

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from autoqec.launch.role_options import split_budget
 
 from autoqec import locate
 from autoqec.cli.common import Output, is_given, options, run_cli
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.profiles import profile_of
 from autoqec.errors import UsageError
-from autoqec.launch.role_options import split_budget
 from autoqec.orchestrator.budget import Budget
 from autoqec.reporting.terminal import LiveView, console
 from autoqec.store import atomic

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autoqec.launch.options import complete_options, parse_run_options
+from autoqec.launch.role_options import ROLES
+from autoqec.launch.session import run_session
+
 from autoqec import locate
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.events import Event, OnEvent, RoundMeasured, RoundRecorded, RunOpened
 from autoqec.contracts.profiles import ProfileName
 from autoqec.decoders import family
 from autoqec.errors import RunInterruptedError, UsageError
-from autoqec.launch.checkpoints import open_checkpoint
-from autoqec.launch.options import complete_options, parse_run_options
-from autoqec.launch.role_options import ROLES
-from autoqec.launch.session import run_session
+from autoqec.orchestrator.checkpoints import open_checkpoint
 from autoqec.orchestrator.run import BUILTIN_IDEATORS
 from autoqec.reporting import run_report
 from autoqec.reporting.proposals import proposed_by_model

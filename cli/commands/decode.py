@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from autoqec.decoders.decoding import CheckpointDecoder
     from autoqec.decoders.windows import WindowedDecoder
-    from autoqec.launch.checkpoints import OpenCheckpoint
+    from autoqec.orchestrator.checkpoints import OpenCheckpoint
 
 FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 
@@ -236,11 +236,12 @@ def _check_target(shots: Path, target: Path) -> None:
 def _opened(
     checkpoint: Path | None, model: str | None, env_name: str | None, *, trust_code: bool, unverified: bool
 ) -> AbstractContextManager[OpenCheckpoint]:
-    from autoqec.launch.checkpoints import open_checkpoint, open_model
+    from autoqec.models import model_env, model_path
+    from autoqec.orchestrator.checkpoints import OpenCheckpoint, open_checkpoint
 
     if (checkpoint is None) == (model is None) or (model is not None and env_name is not None):
         message = "name a CHECKPOINT, with or without --env, or a --model"
         raise UsageError(message, hint="autoqec models lists the models of the package")
     if model is not None:
-        return nullcontext(open_model(model))
+        return nullcontext(OpenCheckpoint(model_path(model), model_env(model), verified=True))
     return open_checkpoint(checkpoint or Path(), env_name, trust_code=trust_code, unverified=unverified)

@@ -79,8 +79,8 @@ def _deleted_runs(
     repo: Repo, run: str | None, only: Sequence[str], dry_run: bool, yes: bool, out: Output
 ) -> tuple[int, int]:
     """List and remove branches and pins of deleted runs; return how many were listed and removed."""
-    from autoqec.orchestrator.gc import RemovableItem
-    from autoqec.orchestrator.run_directory import find_deleted_runs, remove_deleted_run
+    from autoqec.locate import find_deleted_runs
+    from autoqec.orchestrator.gc import RemovableItem, remove_deleted_run
 
     listed = removed = 0
     for deleted in find_deleted_runs(repo):

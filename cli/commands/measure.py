@@ -51,7 +51,7 @@ def command(
     and references hold together, with the error probability `protocol.alpha` of the env. The seeds are public, so the
     result is a measurement and not a verdict.
     """
-    from autoqec.launch.checkpoints import open_checkpoint
+    from autoqec.orchestrator.checkpoints import open_checkpoint
 
     with open_checkpoint(checkpoint, env_name, trust_code=trust_code, unverified=unverified) as loaded:
         from autoqec.decoders import family

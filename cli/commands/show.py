@@ -32,15 +32,15 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
     if graph or dot:
         _graph(locate.run_layout(run), dot, out)
         return
-    from autoqec.extensions.slurm import job_chain
     from autoqec.reporting import run_report
     from autoqec.reporting.summary import print_summary
     from autoqec.reporting.terminal import console
+    from autoqec.reporting.watch import describe_job
 
     view = run_report.load(locate.run_layout(run))
     print_summary(console(err=out.json), view)
-    if (chain := job_chain.describe_chain(view.layout)) is not None:
-        out.say(chain)
+    if (job := describe_job(view.layout)) is not None:
+        out.say(job)
     out.emit(view.dump())
 
 
@@ -64,7 +64,7 @@ def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
 
 
 def _list(root: Path, out: Output) -> None:
-    from autoqec.orchestrator.run_directory import find_deleted_runs
+    from autoqec.locate import find_deleted_runs
     from autoqec.reporting import run_report
     from autoqec.reporting.text import pluralize
     from autoqec.system.git import Repo

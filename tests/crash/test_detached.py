@@ -17,19 +17,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from autoqec.contracts.settings import RunSettings
+from autoqec.extensions.slurm.script import is_cancelled, submit_command
+from autoqec.launch.options import complete_options, parse_run_options
+from autoqec.runner.job import claiming_job_id
 
 from autoqec.contracts.events import ignore
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.job import DetachedRun
-from autoqec.contracts.settings import RunSettings
 from autoqec.errors import AutoqecError, InfrastructureError, StorageError, UsageError
 from autoqec.extensions.slurm import detached, orchestrator_job
 from autoqec.extensions.slurm import submission as slurm
-from autoqec.extensions.slurm.script import is_cancelled, submit_command
-from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.orchestrator.loop import LoopResult
-from autoqec.orchestrator.run import Run, start_run
-from autoqec.runner.job import claiming_job_id
+from autoqec.orchestrator.run import Run
 from autoqec.store import run_control
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -39,6 +39,7 @@ from tests.conftest import Workspace, made_workspace
 from tests.support.clusters import KEY, Cluster
 from tests.support.messages_server import MessagesServer
 from tests.support.shown import check_error
+from tests.support.starts import start_run
 
 PATIENCE_S = 400
 LONG = pytest.mark.long

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from autoqec.launch.options import complete_options, parse_run_options
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
@@ -15,16 +16,16 @@ from autoqec.contracts.events import Event, ShotsRead, ignore
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
-from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.archive import ReplayPlan, package_run, publish_secret, replay_archive
-from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
 from autoqec.store.layout import recorded_location, visible_shots
 from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
 from tests.support.envs import problem
 from tests.support.recorded import recorded_env, write_predictions, write_recorded_env
+from tests.support.starts import resume_run, start_run
 
 
 @pytest.fixture

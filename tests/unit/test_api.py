@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from autoqec.launch.options import OPTION_DEFAULTS
 from click.core import ParameterSource
 
 import autoqec
 from autoqec.cli.commands.run import command as run_command
 from autoqec.errors import UsageError
-from autoqec.launch.options import OPTION_DEFAULTS
 from tests.conftest import Workspace
 from tests.support import runs
 

@@ -18,14 +18,18 @@ from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorRe
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.decoders.cost_limits import predict_cost
 from autoqec.errors import ContractError, UsageError
+from autoqec.extensions.language_models import scripted_policies as scripted_policies  # registers scripted:expert, …
+from autoqec.extensions.language_models.budget_left import remaining
 from autoqec.extensions.language_models.clients.config import get_lm_client, round_timeout_s
 from autoqec.extensions.language_models.clients.deadline import call_deadline, calls_end_within
 from autoqec.extensions.language_models.clients.errors import BudgetExceededError, CassetteMissError, LlmError
 from autoqec.extensions.language_models.clients.redact import redact_value
+from autoqec.extensions.language_models.plugin import ROLES, ModelOptions
+from autoqec.extensions.language_models.trials import Trials
+from autoqec.ideators import coder
+from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.search_state import ABORTED_STATUSES
-from autoqec.launch.budget_left import remaining
-from autoqec.launch.role_options import RoleOptions
-from autoqec.launch.trials import Trials
+from autoqec.orchestrator.run import Roles, Run
 from autoqec.reporting.machine_state import round_statistics
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES
@@ -34,8 +38,6 @@ from autoqec.system import machine
 if TYPE_CHECKING:
     from autoqec.extensions.language_models.clients.base import LanguageModel
     from autoqec.extensions.language_models.clients.ledger import Ledger
-    from autoqec.orchestrator.budget import Clock
-    from autoqec.orchestrator.run import RunContext
 
 V = TypeVar("V", IdeatorView, CoderView, AnalystView)
 R = TypeVar("R")
@@ -44,7 +46,7 @@ R = TypeVar("R")
 class LlmRoles:
     """Builds the roles; `budget_message` says why no further call may be made, once that is so."""
 
-    def __init__(self, choice: RoleOptions, run: RunContext, on_event: OnEvent, clock: Clock) -> None:
+    def __init__(self, run: Run, on_event: OnEvent) -> None:
         from autoqec.extensions.language_models.clients.cassette import CassetteFile
         from autoqec.extensions.language_models.clients.ledger import Ledger
         from autoqec.extensions.language_models.clients.paid_answers import (
@@ -53,31 +55,44 @@ class LlmRoles:
             settle_recorded_calls,
         )
 
-        self._choice, self._run, self._on_event = choice, run, on_event
+        self._options = options = ModelOptions.of(run.info)
+        self._names, self._run, self._on_event = ROLES[run.info.ideator], run, on_event
         self.budget_message: str | None = None
         self._unusable_models: set[str] = set()
         self._round_timeout_s = round_timeout_s()
-        self._clock = clock
         self._model_seconds: defaultdict[str, float] = defaultdict(float)  # by attempt
         layout = run.layout
-        if choice.cassette is not None and choice.cassette.resolve() != layout.cassette:
-            shutil.copyfile(choice.cassette, layout.cassette)  # the archive of a run contains its cassette
-        recorded = None if choice.cassette is None else choice.cassette.resolve().with_name(layout.trials.name)
+        tape, limits = options.tape, run.info.budget
+        if tape is not None and tape.resolve() != layout.cassette:
+            shutil.copyfile(tape, layout.cassette)  # the archive of a run contains its cassette
+        recorded = None if tape is None else tape.resolve().with_name(layout.trials.name)
         self.trials = Trials(run, self._latest_attempt, recorded)
-        cassette_file = CassetteFile(layout.cassette, "record" if choice.cassette is None else "replay")
-        tokens = None if choice.max_tokens is None else int(choice.max_tokens)
-        self._ledger: Ledger = Ledger(layout.ledger, max_usd=choice.max_usd, max_tokens=tokens)
-        interrupted = _interrupted_attempts(run) if choice.cassette is None else ()
+        cassette_file = CassetteFile(layout.cassette, "record" if tape is None else "replay")
+        tokens = int(limits["tokens"]) if "tokens" in limits else None
+        self._ledger: Ledger = Ledger(layout.ledger, max_usd=limits.get("usd"), max_tokens=tokens)
+        interrupted = _interrupted_attempts(run) if tape is None else ()
         self._answers = answers = PaidAnswers(layout.cassette, interrupted)
-        if choice.cassette is None:  # the ids of a replayed cassette are those of another run
+        if tape is None:  # the ids of a replayed cassette are those of another run
             settle_recorded_calls(self._ledger, layout.cassette)
         clients = {
-            role: get_lm_client(choice.config(role), cassette_file=cassette_file, ledger=self._ledger)
-            for role in choice.models
+            role: get_lm_client(options.config(role), cassette_file=cassette_file, ledger=self._ledger)
+            for role in self._names
         }
         self._clients: dict[str, LanguageModel] = {
             role: PaidAnswersLM(client, answers) for role, client in clients.items()
         }
+
+    def roles(self) -> Roles:
+        """Return the roles of the run."""
+        ideator = self.ideator()
+        return Roles(
+            ideator=Hybrid(ideator) if self._run.info.ideator == "hybrid" else ideator,
+            coder=self.coder() if "coder" in self._names else coder.code,
+            analyst=self.analyst(),
+            open_modules=self._options.open_modules and "coder" in self._names,
+            stop_reason=lambda state: self.budget_message,
+            extra_hours=lambda: self.trials.hours,
+        )
 
     def ideator(self) -> Callable[[IdeatorView], IdeatorResponse | None]:
         """Return the Ideator."""
@@ -85,14 +100,14 @@ class LlmRoles:
         from autoqec.extensions.language_models.roles.notebook import Notebook
         from autoqec.extensions.language_models.roles.run_record import evidence_reader
 
-        lm, checkpoint = self._clients["ideator"], self._choice.ideator_memory
+        lm, checkpoint = self._clients["ideator"], self._path(self._options.ideator_memory)
         if checkpoint is not None:
             from autoqec.extensions.continual.runtime import checkpoint_agents
 
             agent = checkpoint_agents.ideator(checkpoint, lm)
             return self._with_ledger("ideator", self._with_fallback("ideator", agent))
         cost = partial(predict_cost, self._run.env)
-        code_may_change = self._choice.open_modules and "coder" in self._choice.models
+        code_may_change = self._options.open_modules and "coder" in self._names
         role = LlmIdeator(
             lm,
             on_event=self._on_event,
@@ -113,6 +128,9 @@ class LlmRoles:
             on_turn=self._keep_turn,
         )
         return self._with_ledger("ideator", self._with_run_memory(role))
+
+    def _path(self, stored: str | None) -> Path | None:
+        return None if stored is None else self._run.layout.repo_root / stored
 
     def _code_change(self, branch: str, against: str | None = None) -> str:
         """Return the diff of a branch's modules without the config, "" if the branch is gone.
@@ -135,11 +153,8 @@ class LlmRoles:
 
     def _budget_left(self) -> list[str]:
         """Return what is left of each limit of the run."""
-        settings = self._run.memory.history.info().settings
-        if settings is None:
-            return []
-        state, elapsed_s = self._run.memory.state, self._clock.elapsed()
-        return remaining(settings, state, self._ledger.totals, elapsed_s, self.trials.hours)
+        run = self._run
+        return remaining(run.info, run.memory.state, self._ledger.totals, run.clock.elapsed(), self.trials.hours)
 
     def _machine(self) -> Callable[[], dict[str, Any]]:
         """As `machine_state` for the run, but without loading torch; the machine is inspected once."""
@@ -166,11 +181,12 @@ class LlmRoles:
         self, role: Callable[[IdeatorView], IdeatorResponse | None]
     ) -> Callable[[IdeatorView], IdeatorResponse | None]:
         """Add what earlier runs learned to the view of a role."""
-        if self._choice.memory is None:
+        memory = self._path(self._options.memory)
+        if memory is None:
             return role
         from autoqec.extensions.continual.runtime.run_memory import CrossRunMemory
 
-        notes = CrossRunMemory(self._choice.memory).notes(self._run.env, exclude_run=self._run.info.run_id)
+        notes = CrossRunMemory(memory).notes(self._run.env, exclude_run=self._run.info.run_id)
         return lambda view: role(view.model_copy(update={"notes": notes}))
 
     def coder(self) -> Callable[[CoderView], CoderResponse | None]:
@@ -192,7 +208,7 @@ class LlmRoles:
         """Return the Analyst."""
         from autoqec.extensions.language_models.roles.analyst import LlmAnalyst
 
-        lm, checkpoint = self._clients["analyst"], self._choice.analyst_memory
+        lm, checkpoint = self._clients["analyst"], self._path(self._options.analyst_memory)
         if checkpoint is not None:
             from autoqec.extensions.continual.runtime import checkpoint_agents
 
@@ -256,7 +272,7 @@ class LlmRoles:
         return self._attempts()[-1]
 
 
-def _interrupted_attempts(run: RunContext) -> tuple[str, ...]:
+def _interrupted_attempts(run: Run) -> tuple[str, ...]:
     """Return the ids of the last attempts of a run if they ended before anything was planned."""
     ids, rounds = list[str](), run.memory.state.rounds
     for attempt in [*run.memory.attempt_state.attempts.values()][::-1]:

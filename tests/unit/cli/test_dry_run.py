@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.orchestrator.run import start_run
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from tests.conftest import Workspace
 from tests.support.clusters import fake_slurm
 from tests.support.shown import check_error
+from tests.support.starts import start_run
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from autoqec.launch.role_options import RoleOptions
+from autoqec.launch.roles import build_roles
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import Event, LlmCalled, ignore
@@ -14,8 +16,6 @@ from autoqec.contracts.views import IdeatorView
 from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.extensions.language_models.contracts import Citation
 from autoqec.extensions.language_models.roles.notebook import MAX_LESSONS, Notebook
-from autoqec.launch.role_options import RoleOptions
-from autoqec.launch.roles import build_roles
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.run import Run
 from autoqec.store import jsonl

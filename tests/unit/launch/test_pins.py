@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from autoqec.launch import role_options
+from autoqec.launch.role_options import RoleOptions, parse_pins
+from autoqec.launch.roles import build_roles
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import ignore
@@ -13,17 +16,16 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models.roles.view_text import format_ideator_view
-from autoqec.launch import role_options
-from autoqec.launch.role_options import RoleOptions, parse_pins
-from autoqec.launch.roles import build_roles
+from autoqec.orchestrator.roles import search
 from autoqec.orchestrator.rounds import start_round
-from autoqec.orchestrator.run import Roles, search, start_run
+from autoqec.orchestrator.run import Roles
 from autoqec.store import files
 from autoqec.store.history import History
 from autoqec.store.layout import EDITABLE_CONFIG, RunLayout
 from tests.conftest import Workspace
 from tests.support import rounds
 from tests.support.shown import check_error
+from tests.support.starts import start_run
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
 PINS = ("type=mlp", "mlp.depth=3", "training.loop=async", "training.replay.ratio=0.5")

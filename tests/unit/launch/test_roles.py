@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from autoqec.contracts.settings import RunSettings
+from autoqec.launch import role_options
+from autoqec.launch.role_options import RoleOptions
+from autoqec.launch.roles import RunBudget, build_roles, learn
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import Event, LlmUnusable, ignore
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.contracts.settings import RunSettings
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.continual.runtime.main import evaluate
@@ -19,9 +22,6 @@ from autoqec.extensions.continual.runtime.run_memory import CrossRunMemory
 from autoqec.extensions.language_models.clients.config import round_timeout_s
 from autoqec.extensions.language_models.clients.errors import CassetteMissError, LlmAuthError
 from autoqec.extensions.language_models.clients.ledger import Ledger
-from autoqec.launch import role_options
-from autoqec.launch.role_options import RoleOptions
-from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.orchestrator.budget import Clock
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Run, search
 from autoqec.store import jsonl

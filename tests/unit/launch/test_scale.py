@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from autoqec.launch.options import RunOptions, complete_options, parse_run_options
+
 from autoqec.locate import builtin_envs
 from tests.conftest import Workspace
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from autoqec.launch import session
+from autoqec.launch.options import RunOptions, complete_options, parse_run_options
+from autoqec.launch.session import open_run, run_session
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
@@ -15,9 +18,6 @@ from autoqec.contracts.dsl import TrainingConfig
 from autoqec.contracts.events import ignore
 from autoqec.contracts.profiles import profile_of
 from autoqec.errors import StorageError, UsageError
-from autoqec.launch import session
-from autoqec.launch.options import RunOptions, complete_options, parse_run_options
-from autoqec.launch.session import open_run, run_session
 from autoqec.orchestrator.budget import Clock
 from autoqec.orchestrator.run import Roles, Run, search
 from autoqec.runner.round_memory import RoundMemory

@@ -7,18 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autoqec.extensions.slurm.shared_jobs import RoundDuration
+from autoqec.launch.options import RunOptions, parse_run_options
 from click.core import ParameterSource
 
 from autoqec.cli.commands.run import command as run_cli_command
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models.clients.prices import price_list
-from autoqec.extensions.slurm.shared_jobs import RoundDuration
-from autoqec.launch.options import RunOptions, parse_run_options
-from autoqec.orchestrator.run import Roles, resume_run, search, start_run
+from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Roles
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace
 from tests.support.clusters import fake_slurm
+from tests.support.starts import resume_run, start_run
 
 ROLES = ("ideator", "coder", "analyst")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autoqec.launch.roles import RunBudget
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.events import Event
@@ -16,16 +17,16 @@ from autoqec.contracts.history import Begun
 from autoqec.contracts.round import Trial
 from autoqec.contracts.views import CoderView
 from autoqec.errors import StorageError
+from autoqec.extensions.language_models import trials as trials_module
 from autoqec.extensions.language_models.clients import deadline
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM
 from autoqec.extensions.language_models.roles.coder import LlmCoder
 from autoqec.extensions.language_models.roles.ideator import LlmIdeator
+from autoqec.extensions.language_models.trials import Trials
 from autoqec.ideators.proposal_checks import find_equivalent_round
-from autoqec.launch import trials as trials_module
-from autoqec.launch.roles import RunBudget
-from autoqec.launch.trials import Trials
 from autoqec.orchestrator.editable_modules import read_modules
-from autoqec.orchestrator.run import Roles, Run, search, start_run
+from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Roles, Run
 from autoqec.runner import trial as runner_trial
 from autoqec.store import jsonl
 from autoqec.store.jsonl import read_contracts
@@ -33,6 +34,7 @@ from autoqec.store.run_state import fold
 from tests.conftest import made_workspace
 from tests.support.role_views import ideator_view
 from tests.support.rounds import row
+from tests.support.starts import start_run
 
 MLP = PredecoderDSL.model_validate({"type": "mlp", "mlp": {"hidden": 16, "depth": 1}}).config()
 CUSTOM = {**MLP, "head": "custom"}

@@ -20,13 +20,15 @@ from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.views import IdeatorView
 from autoqec.orchestrator import loop as loop_module
 from autoqec.orchestrator.budget import Budget
-from autoqec.orchestrator.executors.local import Executor, NotStartedError, ParallelExecutor, SerialExecutor
-from autoqec.orchestrator.loop import Roles, Run, run_rounds, start_run
+from autoqec.orchestrator.executors import Executor, NotStartedError, ParallelExecutor, SerialExecutor
+from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.plan import plan_recovery
+from autoqec.orchestrator.run import Roles, Run
 from autoqec.store.run_state import fold
 from tests.crash import canned
 from tests.crash.starts import ENV
+from tests.support.starts import start_run
 
 COUNT, PATIENCE_S = 4, 30
 TIMES = ("started_at", "finished_at", "proposal_wallclock_s", "setup_wallclock_s")

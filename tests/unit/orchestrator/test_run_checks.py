@@ -12,7 +12,7 @@ from autoqec.contracts.dsl import TrainingConfig
 from autoqec.contracts.profiles import profile_of
 from autoqec.errors import UsageError
 from autoqec.locate import BUILTIN
-from autoqec.orchestrator.run_checks import NetworkOptions, check_start, find_network_options
+from autoqec.orchestrator.run_checks import NetworkOptions, find_network_options
 from autoqec.qec import weighted_mwpm
 from autoqec.qec.problem import Problem
 from autoqec.qec.problem_memory import MODEL
@@ -20,6 +20,7 @@ from autoqec.runner.round_memory import RoundMemory
 from autoqec.store.files import dump_config, load_env
 from autoqec.system import memory
 from tests.support.envs import surface, surface_family
+from tests.support.starts import check_start
 
 TWO = {"name": "two", "code": {"kind": "dem_file", "path": "two.dem"}, "noise": {"model": "from_file"}}
 CONFIG = {"type": "mlp", "mlp": {"hidden": 8}}

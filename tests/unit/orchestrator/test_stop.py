@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autoqec.launch import options as run_options
+from autoqec.launch.session import run_session
 from click.testing import CliRunner
 
 from autoqec.cli.commands import stop
@@ -17,13 +19,12 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
-from autoqec.launch import options as run_options
-from autoqec.launch.session import run_session
 from autoqec.orchestrator import loop as loop_module
-from autoqec.orchestrator.executors.local import ParallelExecutor, SerialExecutor
+from autoqec.orchestrator.executors import ParallelExecutor, SerialExecutor
 from autoqec.orchestrator.hold import hold_run
-from autoqec.orchestrator.loop import LoopResult, Roles, resume_run, run_rounds, start_run
-from autoqec.orchestrator.run import RunContext, search
+from autoqec.orchestrator.loop import LoopResult, run_rounds
+from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Roles, RunContext
 from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
@@ -31,6 +32,7 @@ from tests.conftest import Workspace
 from tests.crash import canned
 from tests.crash.starts import ENV
 from tests.support.shown import check_error
+from tests.support.starts import resume_run, start_run
 
 
 @pytest.fixture(autouse=True)

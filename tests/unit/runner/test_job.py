@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from autoqec.store.further_rounds import END, FurtherRounds
 
 from autoqec.contracts.job import FurtherRound, JobOrder
 from autoqec.contracts.round import RoundMetrics
@@ -19,7 +20,6 @@ from autoqec.errors import UsageError
 from autoqec.extensions.slurm import job as slurm_job
 from autoqec.runner import job, round_process
 from autoqec.store import atomic
-from autoqec.store.further_rounds import END, FurtherRounds
 from autoqec.store.layout import RoundLayout, pointer_on_branch
 from autoqec.store.round_files import read_contract
 from autoqec.system import machine, sandbox
