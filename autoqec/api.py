@@ -199,8 +199,8 @@ def decode(
     from autoqec.decoders.shot_check import check_shots
     from autoqec.decoders.threads import check_threads, decode_array, decoders_needed
     from autoqec.errors import UsageError
-    from autoqec.extensions.recorded.diagnosis import describe_mismatch
     from autoqec.orchestrator.checkpoints import open_checkpoint
+    from autoqec.qec.diagnosis import describe_mismatch
     from autoqec.qec.weighted_mwpm import missing_extension
 
     check_threads(threads, "threads")

@@ -50,23 +50,18 @@ class GitProcessCounter:
 
     def __init__(self) -> None:
         self.count = 0
-        self._functions = {name: getattr(host_git.command, name) for name in ("execute", "start")}
+        self._execute = host_git.command.execute
 
     def __enter__(self) -> GitProcessCounter:
-        for name, function in self._functions.items():
-            setattr(host_git.command, name, self._counted(function))
-        return self
-
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **more: Any) -> Any:
             self.count += 1
-            return function(*arguments, **more)
+            return self._execute(*arguments, **more)
 
-        return counted
+        host_git.command.execute = counted
+        return self
 
     def __exit__(self, *error: object) -> None:
-        for name, function in self._functions.items():
-            setattr(host_git.command, name, function)
+        host_git.command.execute = self._execute
 
 
 def make_two_round_run(directory: Path) -> RunLayout:

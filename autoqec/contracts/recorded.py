@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from autoqec.contracts.base import Contract, sha256_bytes
+from autoqec.contracts.base import Contract
 
 
 class RecordedBlock(Contract):
@@ -69,36 +68,12 @@ class RecordedLayout(Contract):
         return tuple(name for name in first if all(name in block.predictions for block in self.blocks))
 
 
-MAX_SEGMENTS = 1 << 16  # of a file; their digests are kept in memory
-
-
 class RecordedFile(Contract):
-    """One file that was read, in at most 65,536 segments."""
+    """One file that was read."""
 
     path: str = Field(description="relative to the directory")
     bytes: int = Field(ge=0, description="size")
-    sha256: str = Field(description="SHA-256 of the content, or of the digests of its segments")
-    segment_bytes: int | None = Field(
-        default=None, ge=1, description="size of the segments that are hashed each; null: the content as a whole"
-    )
-
-    @model_validator(mode="after")
-    def _few_segments(self) -> RecordedFile:
-        if self.segment_bytes is not None and self.bytes > MAX_SEGMENTS * self.segment_bytes:
-            raise ValueError(
-                f"`segment_bytes` {self.segment_bytes} divides {self.path!r} into more than {MAX_SEGMENTS} segments; "
-                "write the env again with `autoqec add-env --recorded --force`"
-            )
-        return self
-
-
-def content_matches(file: RecordedFile, content: bytes) -> bool:
-    """Return whether `content` has the hash of a file of the manifest."""
-    if file.segment_bytes is None:
-        return sha256_bytes(content) == file.sha256
-    starts = range(0, len(content), file.segment_bytes)
-    parts = (content[start : start + file.segment_bytes] for start in starts)
-    return sha256_bytes(b"".join(hashlib.sha256(part).digest() for part in parts)) == file.sha256
+    sha256: str = Field(description="SHA-256 of the content")
 
 
 class RecordedManifest(Contract):

@@ -6,7 +6,7 @@ import numpy as np
 
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.windows import WindowedDecoder
-from autoqec.extensions.recorded.diagnosis import Diagnosis, EventModel, diagnose_first_shots
+from autoqec.qec.diagnosis import Diagnosis, EventModel, diagnose_first_shots
 
 
 def check_shots(decoder: CheckpointDecoder | WindowedDecoder, detection_events: np.ndarray) -> list[Diagnosis] | None:

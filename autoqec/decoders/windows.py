@@ -32,9 +32,9 @@ from autoqec.decoders.decoding import (
     unexplained_shots,
 )
 from autoqec.errors import UsageError
-from autoqec.extensions.recorded.diagnosis import EventModel
-from autoqec.extensions.recorded.statistics import statistics_of_first
+from autoqec.qec.diagnosis import EventModel
 from autoqec.qec.error_stream import OUTSIDE, SEPARATOR, Errors, ErrorStream, SectorFinder, concatenate
+from autoqec.qec.event_statistics import statistics_of_first
 from autoqec.qec.problem import Problem, detector_coordinates
 from autoqec.qec.sampling import pack
 from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching

@@ -20,7 +20,7 @@ HINT = "restore the files of the recording, or give their directory with --recor
 def check_place(env: EnvSpec, directory: Path, location: str, on_event: OnEvent = ignore) -> RecordedShots:
     """Compare the files in a directory with the hashes in the env of a run.
 
-    Nothing is written but the progress of the hashing to the user's cache, from which an interrupted command continues.
+    Nothing is written.
 
     Args:
         env: The run's env.
@@ -39,11 +39,10 @@ def check_place(env: EnvSpec, directory: Path, location: str, on_event: OnEvent 
     if not directory.is_dir():
         raise UsageError("the recorded shots are not here: not a directory", location=str(directory), hint=HINT)
     from autoqec.extensions.recorded.env import open_checked
-    from autoqec.extensions.recorded.progress import Reading, as_events
+    from autoqec.extensions.recorded.shots import Progress
 
     directory = directory.resolve()
-    with Reading.resumable(directory, as_events(on_event)) as reading:
-        return open_checked(env, directory, HINT, reading)
+    return open_checked(env, directory, HINT, Progress(on_event))
 
 
 def check_resumed(

@@ -268,7 +268,7 @@ def finish_round(
     attempt, number = opened.attempt, opened.attempt.round
     failpoint("measured")
     on_event(RoundMeasured(round=number, phase="recording", metrics=metrics))
-    tip = worktree.commit_pointer(run.repo, run.layout, opened.planned, opened.commit_sha, refresh_index=False)
+    tip = worktree.commit_pointer(run.repo, run.layout, opened.planned, opened.commit_sha)
     failpoint("pointer_committed")
     layout = run.layout.round(number)
     response = _nominate(run, layout, opened.planned, metrics)
@@ -283,7 +283,6 @@ def finish_round(
             if not modules_dir.is_dir():
                 hint = f"autoqec verify {layout.dir}"
                 raise UsageError("the worktree was removed during the round", location=str(modules_dir), hint=hint)
-            run.repo.refresh_index(modules_dir.parents[2], tip)  # `git status` is right during the verification
             candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, modules_dir)
             report = verify_candidate(run.memory, run.info, candidate, run.read_secret(), on_event, verify)
         except (ContractError, UsageError, InfrastructureError) as error:

@@ -284,18 +284,18 @@ def _fill(partial: RunLayout, checked: CheckedRun, info: RunInfo, on_event: OnEv
     atomic.write_text(partial.env, checked.env_text)
     atomic.write_bytes(partial.secret, checked.secret, mode=0o600)
     if checked.recorded is not None:
-        from autoqec.extensions.recorded.progress import Reading, as_events
+        from autoqec.extensions.recorded.shots import Progress
         from autoqec.runner.shot_source import provide_shots
 
-        provide_shots(checked.recorded, checked.env, partial.round(1).dir, Reading(as_events(on_event)))
+        provide_shots(checked.recorded, checked.env, partial.round(1).dir, Progress(on_event))
     History(partial).write_info(info)
 
 
 def _restore_shots(recorded: RecordedShots, env: EnvSpec, layout: RunLayout, on_event: OnEvent) -> None:
-    from autoqec.extensions.recorded.progress import Reading, as_events
+    from autoqec.extensions.recorded.shots import Progress
     from autoqec.runner.shot_source import restore_copies
 
-    restore_copies(recorded, env, layout.round(1).dir, Reading(as_events(on_event)))
+    restore_copies(recorded, env, layout.round(1).dir, Progress(on_event))
 
 
 def _run_info(checked: CheckedRun, run_id: str, command_line: Sequence[str]) -> RunInfo:

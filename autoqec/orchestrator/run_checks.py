@@ -130,11 +130,10 @@ def check_recorded(env: EnvSpec, env_dir: Path, on_event: OnEvent = ignore) -> R
     if env.recorded is None or env.recorded.manifest is None:
         return None
     from autoqec.extensions.recorded import env as recorded_env
-    from autoqec.extensions.recorded.progress import Reading, as_events
+    from autoqec.extensions.recorded.shots import Progress
 
     directory = files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
-    with Reading.resumable(directory, as_events(on_event)) as reading:
-        return recorded_env.preflight(env, directory, reading)
+    return recorded_env.preflight(env, directory, Progress(on_event))
 
 
 def _without_none(notes: tuple[str | None, ...]) -> tuple[str, ...]:

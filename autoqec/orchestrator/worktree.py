@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.history import Planned
 from autoqec.contracts.messages import CoderResponse, FileEdit
-from autoqec.errors import RoundError, UsageError
+from autoqec.errors import RoundError
 from autoqec.installation import PACKAGE_DIR
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
@@ -48,13 +48,9 @@ def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str],
     for edit in edits.edits:
         if problem := edit_problem(edit):
             raise RoundError("compile_error", f"edit of `{edit.path}` rejected: {problem}")
-    if tips:
-        repo.merge_tree([planned.base_sha, *tips])
-    elif edits.edits and (sha := _create_with_edits(repo, path, planned, edits, trailers)) is not None:
-        return sha
-    repo.worktree_add(path, planned.branch, planned.base_sha)
+    base = repo.merge([planned.base_sha, *tips], edits.commit_message, trailers) if tips else planned.base_sha
+    repo.worktree_add(path, planned.branch, base)
     failpoint("branched")
-    base = repo.merge(path, tips, edits.commit_message, trailers) if tips else planned.base_sha
     if tips and not edits.edits:
         return base
     for edit in edits.edits:
@@ -63,21 +59,9 @@ def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str],
         atomic.write_text(target, edit.text)
     failpoint("edited")
     names = [f"{EDITABLE_MODULES}/{edit.path}" for edit in edits.edits] or [EDITABLE_MODULES]
-    sha = repo.commit(path, names, edits.commit_message, trailers, head=base)
+    sha = repo.commit(path, planned.branch, names, edits.commit_message, trailers)
     failpoint("coded")
     check_commit(repo, base, sha)
-    return sha
-
-
-def _create_with_edits(
-    repo: Repo, path: Path, planned: Planned, edits: CoderResponse, trailers: Mapping[str, str]
-) -> str | None:
-    """Create branch and worktree at the commit of the edits; None if git has to decide what is committed."""
-    files = {f"{EDITABLE_MODULES}/{edit.path}": edit.text.encode() for edit in edits.edits}
-    sha = repo.worktree_add_commit(path, planned.branch, planned.base_sha, files, edits.commit_message, trailers)
-    if sha is not None:
-        failpoint("coded")
-        check_commit(repo, planned.base_sha, sha)
     return sha
 
 
@@ -121,7 +105,7 @@ def _size_problem(size: int) -> str | None:
 
 
 def commit_pointer(
-    repo: Repo, layout: RunLayout, planned: Planned, code_sha: str | None = None, *, refresh_index: bool = True
+    repo: Repo, layout: RunLayout, planned: Planned, code_sha: str | None = None, *, branch: str | None = None
 ) -> str:
     """Commit the pointer that the Runner wrote.
 
@@ -130,21 +114,20 @@ def commit_pointer(
         layout: The run.
         planned: The plan of the attempt.
         code_sha: The code commit; a branch that was deleted during the measurement is restored there first.
-        refresh_index: As of `Repo.commit`.
+        branch: What the branch is called now; default: its planned name.
 
     Returns:
         The new tip of the branch.
+
+    Raises:
+        UsageError: Another branch is checked out in the worktree.
     """
-    name, ref = pointer_on_branch(planned.round), f"refs/heads/{planned.branch}"
+    branch = branch or planned.branch
+    ref = f"refs/heads/{branch}"
+    if code_sha is not None and repo.rev_parse(ref) is None:
+        repo.update_refs([RefUpdate(ref, code_sha, None)])
     message, trailers = f"Pointer of round {planned.round}", {TRAILER: planned.round_attempt_id}
-    place = layout.worktree(planned.branch)
-    try:
-        return repo.commit(place, [name], message, trailers, head=code_sha, refresh_index=refresh_index)
-    except UsageError:
-        if code_sha is None or repo.rev_parse(ref) is not None:
-            raise
-    repo.update_refs([RefUpdate(ref, code_sha, None)])
-    return repo.commit(place, [name], message, trailers, refresh_index=refresh_index)
+    return repo.commit(layout.worktree(planned.branch), branch, [pointer_on_branch(planned.round)], message, trailers)
 
 
 def recommit_pointer(repo: Repo, layout: RunLayout, planned: Planned, branch: str | None = None) -> None:
@@ -164,7 +147,7 @@ def recommit_pointer(repo: Repo, layout: RunLayout, planned: Planned, branch: st
         repo.worktree_add(path, branch or planned.branch, None)
     atomic.make_dir((path / name).parent)
     atomic.write_bytes(path / name, layout.round(planned.round).pointer.read_bytes())
-    commit_pointer(repo, layout, planned)
+    commit_pointer(repo, layout, planned, branch=branch)
 
 
 def branches_in_use(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> frozenset[str]:

@@ -6,7 +6,6 @@ Reads metrics.json, config.yaml, train.log, progress.csv and the run's env; need
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,10 +15,10 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.round import FailureCause, RoundMetrics
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.qec.stats import validation_effect
-from autoqec.reporting import advice, suggest_fix
+from autoqec.reporting import advice
 from autoqec.reporting.advice import adopt_command
-from autoqec.reporting.measurements import loss_drops
-from autoqec.store import atomic, files, train_log
+from autoqec.reporting.loss import loss_drops
+from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.round_files import load_config, read_contract
@@ -103,7 +102,7 @@ def diagnose_round(
         diagnosis = _diagnose_measured(metrics, layout, config, _backend(env_yaml), profile)
     else:
         diagnosis = _diagnose_failed(metrics, layout, config, env_yaml)
-    change, patched = suggest_fix.suggest_config(diagnosis.cause, config, _phase(layout), env_yaml)
+    change, patched = advice.suggest_config(diagnosis.cause, config, _phase(layout), env_yaml)
     if patched is None:
         return diagnosis
     return replace(diagnosis, change=change, config=patched)
@@ -122,10 +121,9 @@ def _diagnose_failed(
         problem = _why_unbuildable(env_yaml)
         if problem is not None:
             return diagnosis("env broken", "fix the env file and start a new run with it", what=problem)
-    cause = metrics.failure_cause or _cause_of_version_1(metrics.status, reason, layout, config)
+    cause = metrics.failure_cause or "crash"
     if cause == "bad config":
-        known = config is not None or metrics.failure_cause is None  # a proposal that was rejected left no config
-        problems = suggest_fix.config_problems(config) if known else []
+        problems = advice.config_problems(config) if config is not None else []  # a rejected proposal left no config
         return diagnosis(cause, "; ".join(problems) or "propose a config that is valid", layout.config)
     if cause == "not finite":
         return diagnosis(cause, f"use a smaller learning rate for {_phase(layout)}", layout.train_log, layout.config)
@@ -133,29 +131,6 @@ def _diagnose_failed(
     return diagnosis(cause, _ADVICE[cause], *(() if cause == "crash" else (layout.config,)), *logs)
 
 
-def _cause_of_version_1(status: str, reason: str, layout: RoundLayout, config: dict[str, Any] | None) -> FailureCause:
-    """Find the cause of a failure from its text: files of version 1 hold nothing else."""
-    if "exceeds the env's limit" in reason:
-        return "cost limit"
-    if "not finite" in reason or any(math.isnan(loss) for loss in train_log.read(layout.train_log).losses[-1:]):
-        return "not finite"
-    if any(marker in reason.lower() for marker in ("out of memory", "memory ", "alloc")):
-        return "out of memory"
-    for marker, cause in _LIMITS_OF_VERSION_1.items():
-        if reason.startswith(marker):
-            return cause
-    if "modules/" in reason:
-        return "module code"
-    if suggest_fix.config_problems(config):
-        return "bad config"
-    return "does not fit" if status == "compile_error" else "crash"
-
-
-_LIMITS_OF_VERSION_1: dict[str, FailureCause] = {
-    "wall clock": "time limit",
-    "disk": "disk limit",
-    "processes": "process limit",
-}
 _BEFORE_TRAINING = ("cost limit", "too slow", "out of memory", "module code", "does not fit")
 _ADVICE: dict[FailureCause, str] = {
     "cost limit": "use a smaller network, or raise the limit in the env's `constraints`",

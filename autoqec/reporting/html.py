@@ -16,7 +16,7 @@ from autoqec.contracts.verdict import PairedEffect, Rate
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import figures, loss
 from autoqec.reporting.proposals import describe_all_trials, describe_usage, proposed_by_model
-from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE, RunReport, load_pages
+from autoqec.reporting.run_report import RunReport, load_pages
 from autoqec.reporting.text import count, duration, interval, paragraphs, percent, plain, pluralize
 from autoqec.reporting.tree import tree
 from autoqec.store import atomic
@@ -157,7 +157,6 @@ def environment() -> Environment:
         test_interval=_interval,
     )
     jinja_env.globals.update(claim=claim, used=used, outcomes=_outcomes)
-    jinja_env.globals["legacy_note"] = LEGACY_VERDICT_NOTE
     return jinja_env
 
 

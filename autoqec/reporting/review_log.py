@@ -20,7 +20,7 @@ from autoqec.contracts.verdict import comparison_terms
 from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import advice
-from autoqec.reporting.measurements import loss_drops
+from autoqec.reporting.loss import loss_drops
 from autoqec.reporting.run_report import outcome, verification_seconds
 from autoqec.store import atomic
 from autoqec.store.history import History

@@ -19,7 +19,6 @@ from autoqec.reporting.proposals import (
     read_ledger,
     trials_by_attempt,
 )
-from autoqec.reporting.round_details import DetailsReader, RoundDetails
 from autoqec.store import atomic
 from autoqec.store.files import dump_config, parse_env
 from autoqec.store.history import History
@@ -32,9 +31,15 @@ from autoqec.system.process import procfs
 if TYPE_CHECKING:
     from autoqec.extensions.language_models.clients.ledger import Ledger
 
+
+from autoqec.errors import UsageError
+from autoqec.reporting.loss import Point, curve
+from autoqec.reporting.text import paragraphs
+from autoqec.store.layout import EDITABLE_MODULES
+from autoqec.system.git import Repo
+
 MAX_DETAILED_ROUNDS, MAX_LISTED_ROUNDS = 60, 400  # over all runs of a page
 MAX_DIFF_CHARS = 300_000  # of all diffs of a page
-LEGACY_VERDICT_NOTE = "INCONCLUSIVE was recorded as SUSPICIOUS by version 1: no evidence of a gain within the budget."
 
 
 @dataclass(frozen=True)
@@ -302,9 +307,9 @@ def is_running(layout: RunLayout) -> bool:
 
 
 def outcome(row: HistoryRow) -> str:
-    """Return the verdict of a round in the present terms; without one, its status or whether it was nominated."""
-    if row.current_verdict:
-        return row.current_verdict
+    """Return the verdict of a round; without one, its status or whether it was nominated."""
+    if row.verify_verdict:
+        return row.verify_verdict
     if row.status != "ok":
         return row.status
     return "nominated" if row.verdict == "candidate" else "not nominated"
@@ -328,3 +333,56 @@ def _phase(attempt: Attempt) -> str:
     if attempt.nominated:
         return "nominated"
     return "training and measurement" if attempt.planned else "proposal"
+
+
+ADDED_BY_ESCAPING = 4  # about as many characters as HTML escaping adds to one of < > & ' "
+
+
+@dataclass(frozen=True)
+class RoundDetails:
+    """Verification report, loss curve and diff of one round; diff_note: why the diff is missing or truncated."""
+
+    verification: VerifyReport | None
+    curve: tuple[Point, ...]
+    diff: str
+    diff_note: str
+
+
+class DetailsReader:
+    """Reads the details of a run's rounds; `diff_chars` bounds the escaped size of each diff."""
+
+    def __init__(self, layout: RunLayout, diff_chars: int) -> None:
+        self._layout, self._diff_chars = layout, diff_chars
+        try:
+            self._repo: Repo | None = Repo.discover(layout.repo_root)
+        except UsageError:
+            self._repo = None
+
+    def read(self, row: HistoryRow, verification: VerifyReport | None) -> RoundDetails:
+        """Details of the round that a row describes."""
+        diff, note = self._diff(row)
+        return RoundDetails(verification, curve(self._layout.round(row.round).train_log), diff, note)
+
+    def _diff(self, row: HistoryRow) -> tuple[str, str]:
+        """Changes to the editable modules since the (first) parent, and a note."""
+        if row.commit_sha is None:
+            return "", "This round has no commit."
+        if self._repo is None:
+            return "", "The repository of this run was not found."
+        try:
+            text = self._repo.diff_text(f"{row.commit_sha}^", row.commit_sha, [EDITABLE_MODULES])
+        except AutoqecError:
+            return "", "The commit of this round is not in this repository."
+        text = paragraphs(text, 50 * self._diff_chars)
+        if not text:
+            return "", "No change to the editable modules: the parent's code and configuration were run again."
+        return self._truncate(text, row.commit_sha)
+
+    def _truncate(self, text: str, commit: str) -> tuple[str, str]:
+        lines, size = text.split("\n"), 0
+        for number, line in enumerate(lines):
+            size += len(line) + 1 + ADDED_BY_ESCAPING * sum(line.count(char) for char in "<>&'\"")
+            if size > self._diff_chars:
+                note = f"The first {number} of {len(lines)} lines; all of them: git show {commit[:12]}"
+                return "\n".join(lines[:number]), note
+        return text, ""

@@ -15,7 +15,7 @@ from autoqec.contracts.round import seconds_between
 from autoqec.contracts.verdict import comparison_terms
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting.proposals import describe_all_trials, describe_usage, proposed_by_model
-from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE, RoundEntry, RunReport, outcome
+from autoqec.reporting.run_report import RoundEntry, RunReport, outcome
 from autoqec.reporting.text import count, duration, effect_line, interval, member_line, percent, plain, pluralize
 
 MAX_FRONT_ROWS = 20
@@ -35,8 +35,6 @@ def parts(run: RunReport) -> Iterator[RenderableType]:
     yield Text(f"{run_title(run)} · {pluralize(len(rows), 'round')}, {run.n_verified} verified", style="bold")
     if rows:
         yield rounds_table(rows[-MAX_ROUND_ROWS:], total=len(rows), sealed=run.on_sealed_shots)
-        if any(row.has_legacy_verdict for row in rows):
-            yield Text(LEGACY_VERDICT_NOTE, style="dim")
     else:
         yield Text("No round has finished yet.")
     yield from _trials_and_calls(run)

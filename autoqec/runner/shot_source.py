@@ -9,8 +9,7 @@ from pathlib import Path
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
-from autoqec.extensions.recorded.progress import SILENT, Reading
-from autoqec.extensions.recorded.shots import RecordedShots
+from autoqec.extensions.recorded.shots import SILENT, Progress, RecordedShots
 from autoqec.extensions.recorded.split import PARTS, Split, VisibleShots, write_visible
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
@@ -63,11 +62,11 @@ class ShotSource:
         return VisibleShots.open(self.recorded, part, self.problem.n_detectors, self.problem.n_observables)
 
 
-def provide_shots(recorded: RecordedShots, env: EnvSpec, round_dir: Path, reading: Reading = SILENT) -> None:
+def provide_shots(recorded: RecordedShots, env: EnvSpec, round_dir: Path, progress: Progress = SILENT) -> None:
     """Copy recorded training and validation shots beside a round directory, and note where all shots are.
 
     Only the copies are visible to branch code; the verifier alone opens the recorded files again. Copies of an earlier
-    round beside it are used again. `reading` reports how much is copied.
+    round beside it are used again. `progress` reports how much is copied.
 
     Raises:
         UsageError: The copies that exist are of another recording or of another division.
@@ -79,7 +78,7 @@ def provide_shots(recorded: RecordedShots, env: EnvSpec, round_dir: Path, readin
             hint = "choose a round directory in another directory"
             raise UsageError("belongs to other recorded shots", location=str(visible_shots(round_dir)), hint=hint)
         return
-    write_visible(recorded, env.recorded, visible_shots(round_dir), reading)
+    write_visible(recorded, env.recorded, visible_shots(round_dir), progress)
     atomic.write_text(location, f"{recorded.directory}\n")
 
 
@@ -94,9 +93,9 @@ def has_copies(env: EnvSpec, round_dir: Path) -> bool:
     return lengths == [span[1] - span[0] for span in (split.train, split.validation)]
 
 
-def restore_copies(recorded: RecordedShots, env: EnvSpec, round_dir: Path, reading: Reading = SILENT) -> None:
+def restore_copies(recorded: RecordedShots, env: EnvSpec, round_dir: Path, progress: Progress = SILENT) -> None:
     """Provide the recorded shots of a run again, from the directory in which its files are now."""
     assert env.recorded is not None
     if not has_copies(env, round_dir):  # a job of the run may read copies that exist
-        write_visible(recorded, env.recorded, visible_shots(round_dir), reading)
+        write_visible(recorded, env.recorded, visible_shots(round_dir), progress)
     atomic.write_text(recorded_location(round_dir), f"{recorded.directory}\n")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error, sha256_bytes, unknown_key
 from autoqec.contracts.env import FILE_CODES, EnvSpec
-from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode, content_matches
+from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.store import atomic
 
@@ -265,7 +265,7 @@ def _with_manifest(code: RecordedShotsCode, directory: Path, hint: str) -> Recor
     estimated = path.parent / manifest.estimated
     text, estimated_text = (read_text(file, what="model", hint=again) for file in (model, estimated))
     for file, same in (
-        (model, known is not None and content_matches(known, text.encode())),
+        (model, known is not None and sha256_bytes(text.encode()) == known.sha256),
         (estimated, sha256_bytes(estimated_text.encode()) == manifest.estimated_sha256),
     ):
         if not same:

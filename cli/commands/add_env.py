@@ -140,28 +140,28 @@ def _write_recorded(
     spec: dict[str, Any], directory: Path, given_options: dict[str, Any], path: Path, shots: int | None, out: Output
 ) -> None:
     """Check recorded shots; write the env with its manifest and estimated model, or none of them."""
-    from autoqec.cli.recorded_shots import diagnose, open_recorded, shown_reading
+    from autoqec.extensions.recorded.commands.recorded_shots import diagnose, open_recorded, shown_progress
+    from autoqec.extensions.recorded.decoding import baseline_names
     from autoqec.extensions.recorded.env import manifest_path_of, require_fit, write_models
-    from autoqec.extensions.recorded.predictions import baseline_names
     from autoqec.store.files import load_env
 
     recorded, problem, _ = open_recorded(directory)
     predicted = baseline_names(recorded)
     existed = path.exists()
-    with shown_reading(directory, out) as reading:
-        checks = diagnose(recorded, problem, out, reading)
-        require_fit(checks, directory)
-        counts = tuple(0 if check.counts is None else check.counts.shots for check in checks)
-        division = (given_options["block_shots"], given_options["candidates"])
-        try:
-            code = write_models(recorded, problem, counts, path, *division, reading)
-            spec["code"] = code.model_dump(exclude_none=True, exclude={"manifest", "text", "estimated"})
-            _write(spec, given_options, path, shots, out, predicted)
-        except BaseException:
-            if not existed:
-                for written in (manifest_path_of(path), path.with_name(f"{path.stem}.estimated.dem")):
-                    written.unlink(missing_ok=True)
-            raise
+    checks = diagnose(recorded, problem, out)
+    require_fit(checks, directory)
+    counts = tuple(0 if check.counts is None else check.counts.shots for check in checks)
+    division = (given_options["block_shots"], given_options["candidates"])
+    try:
+        with shown_progress(out) as progress:
+            code = write_models(recorded, problem, counts, path, *division, progress)
+        spec["code"] = code.model_dump(exclude_none=True, exclude={"manifest", "text", "estimated"})
+        _write(spec, given_options, path, shots, out, predicted)
+    except BaseException:
+        if not existed:
+            for written in (manifest_path_of(path), path.with_name(f"{path.stem}.estimated.dem")):
+                written.unlink(missing_ok=True)
+        raise
     out.say(f"{manifest_path_of(path)}: hashes of {pluralize(len(recorded.names), 'file')} of recorded shots")
     out.say(f"{path.stem}.estimated.dem: model estimated from the training shots")
     if named := [name for name in predicted if name in spec["baselines"]]:
@@ -171,7 +171,7 @@ def _write_recorded(
 
 def _warn_of_predictions_without_errors(recorded: RecordedShots, env: EnvSpec, out: Output) -> None:
     from autoqec.contracts.env import PREDICTED
-    from autoqec.extensions.recorded.predictions import without_errors
+    from autoqec.extensions.recorded.decoding import without_errors
     from autoqec.extensions.recorded.split import Split
 
     assert env.recorded is not None and env.recorded.manifest is not None

@@ -170,7 +170,7 @@ def _checked(
     None in place of the names: there are too few shots to tell.
     """
     from autoqec.decoders.shot_check import check_shots
-    from autoqec.extensions.recorded.diagnosis import describe_mismatch
+    from autoqec.qec.diagnosis import describe_mismatch
 
     first = next(parts, None)
     found = None if first is None else check_shots(decoding, first)

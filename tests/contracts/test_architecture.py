@@ -103,8 +103,7 @@ def test_only_system_starts_processes() -> None:
 
 def test_only_the_git_package_runs_git() -> None:
     found = {path for path, tree in sources() for name in imported(ast.walk(tree)) if name.split(".")[0] == "git"}
-    # The first one writes an index through GitPython.
-    assert found == {"autoqec/system/git/checkout.py", "autoqec/system/git/command.py"}
+    assert found == {"autoqec/system/git/command.py"}
 
 
 def test_only_the_layout_contains_path_names() -> None:
@@ -112,7 +111,7 @@ def test_only_the_layout_contains_path_names() -> None:
     # git prunes worktrees below a default path; the run-history questions read runs from any directory
     allowed = {
         "store/layout",
-        "system/git/write",
+        "system/git/repo",
         "extensions/continual/environments/ledger",
     }
     found = set()

@@ -32,7 +32,7 @@ IMPORTED_AS = {
 # Loaded by name, so no import statement shows them.
 LOADED_BY_NAME = {
     "fusion_blossom": "autoqec/extensions/board/builtin.py",  # by sinter
-    "tensorboard": "autoqec/reporting/trackers.py",  # by torch.utils.tensorboard
+    "tensorboard": "autoqec/reporting/export.py",  # by torch.utils.tensorboard
     "tesseract_decoder": "autoqec/qec/decoder_trust.py",  # by the name in the env
 }
 PROGRAMS = {

@@ -25,7 +25,7 @@ from tests.support.archives import DATA, Archive, snapshot
 HONEST = [Archive.read(path) for path in sorted(DATA.glob("run-format-1-*.tar"))]
 GIT = {
     "bundle", "cat-file", "config", "init", "ls-tree", "read-tree", "rev-list", "rev-parse", "symbolic-ref",
-    "update-ref", "version", "for-each-ref",
+    "update-ref", "version", "for-each-ref", "worktree",
 }  # fmt: skip
 NAMES = {*command.ENVIRONMENT, "PATH", "TMPDIR", "LD_PRELOAD", "HOME", "GIT_ALLOC_LIMIT"}
 STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.spawn", "pty.spawn")
@@ -119,15 +119,15 @@ def expected(event: tuple[Any, ...]) -> bool:
     """Return whether a process is git with a plumbing command and a clean environment."""
     if event[0] != "subprocess.Popen":
         return False
-    _, program, argv, _, env = event
+    _, program, argv, *_ = event
     if argv == ["git", "version"]:  # GitPython, on import
         return True
-    if argv[:2] == ["env", "-i"] and os.path.basename(str(program)) == "env":
-        arguments = next(argv[at + 1 :] for at, word in enumerate(argv) if os.path.basename(word) == "git")
-    elif os.path.basename(str(program)) == "git" and env is not None and set(env) <= NAMES:
-        arguments = argv[1:]
-    else:
+    if argv[:2] != ["env", "-i"] or os.path.basename(str(program)) != "env":
         return False
+    at = next(at for at, word in enumerate(argv) if os.path.basename(word) == "git")
+    if {word.partition("=")[0] for word in argv[2:at]} - NAMES:
+        return False
+    arguments = argv[at + 1 :]
     settings_off = [argument for argument in arguments if not argument.startswith("-") and "=" not in argument]
     return settings_off[0] in GIT
 

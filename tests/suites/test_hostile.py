@@ -204,7 +204,7 @@ def test_branch_cannot_add_attributes_for_a_filter(repo: Repo) -> None:
     directory = grown(repo, 1)
     base = repo.head_sha(directory)
     (directory / EDITABLE_MODULES / ".gitattributes").write_text("* filter=trap\n")
-    sha = repo.commit(directory, [f"{EDITABLE_MODULES}/.gitattributes"], "rogue")
+    sha = repo.commit(directory, rounds.branch(1), [f"{EDITABLE_MODULES}/.gitattributes"], "rogue")
     with pytest.raises(RoundError, match="gitattributes"):
         worktree.check_commit(repo, base, sha)
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from autoqec.contracts.env import EnvSpec
-from autoqec.extensions.recorded.orders import known_orders, layers
+from autoqec.qec.diagnosis import known_orders, layers
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, pack, sample
 from tests.support.envs import repetition, surface

@@ -65,36 +65,35 @@ class BlockEffect:
 
 
 class BlockCounts:
-    """Paired errors of a candidate and a reference, block by block."""
+    """Paired errors of a candidate and a reference, block by block.
 
-    def __init__(self) -> None:
-        self.shots = 0
-        self._rows: list[tuple[int, int, int, int]] = []
+    Attributes:
+        block_shots: Successive shots per block.
+        shots: Shots so far.
+    """
 
-    @classmethod
-    def of(cls, rows: np.ndarray, shots: int) -> BlockCounts:
-        """Return the counts of blocks that are counted already.
-
-        Args:
-            rows: int64 [blocks, 4], for each block the shots that only the reference loses, that only the candidate
-                loses, and the errors of the reference and of the candidate.
-            shots: Shots in all blocks.
-        """
-        counts = cls()
-        counts.shots, counts._rows = shots, [tuple(row) for row in rows.tolist()]
-        return counts
+    def __init__(self, block_shots: int) -> None:
+        self.block_shots, self.shots = block_shots, 0
+        self._rows: list[np.ndarray] = []  # int64 [4]: fixed, broken, errors of the reference and of the candidate
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, reference_wrong: np.ndarray, candidate_wrong: np.ndarray) -> None:
-        """Add one block: bool [n] each, in the order of time."""
+        """Add the next shots in the order of time, bool [n] each; the last block may stay incomplete."""
         if reference_wrong.shape != candidate_wrong.shape:
             raise ValueError(f"paired shots differ in number: {reference_wrong.shape} and {candidate_wrong.shape}")
-        fixed = int((reference_wrong & ~candidate_wrong).sum())
-        broken = int((candidate_wrong & ~reference_wrong).sum())
-        self._rows.append((fixed, broken, int(reference_wrong.sum()), int(candidate_wrong.sum())))
-        self.shots += len(reference_wrong)
+        first = 0
+        while first < len(reference_wrong):
+            in_block = self.shots % self.block_shots
+            if in_block == 0:
+                self._rows.append(np.zeros(4, np.int64))
+            part = slice(first, first + self.block_shots - in_block)
+            reference, candidate = reference_wrong[part], candidate_wrong[part]
+            columns = (reference & ~candidate, candidate & ~reference, reference, candidate)
+            self._rows[-1] += [int(column.sum()) for column in columns]
+            self.shots += len(reference)
+            first += len(reference)
 
     def effect(self, confidence: float = 0.95) -> BlockEffect:
         """Return the gain with an interval that holds under drift of the error rates.

@@ -1,182 +1,191 @@
-"""Decoding of recorded shots by several decoders on the same shots, in slices of time."""
+"""Decodes recorded shots, and scores predictions of other decoders that were recorded with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from autoqec.contracts.env import PREDICTED, PREDICTED_DECODER
 from autoqec.contracts.recorded import RecordedBlock
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded.block_comparison import BlockCounts, BlockEffect
-from autoqec.extensions.recorded.progress import SILENT, Reading, Saved
-from autoqec.extensions.recorded.shots import RecordedShots
-from autoqec.extensions.recorded.split import Span
+from autoqec.extensions.recorded.shots import CHUNK, SILENT, SKIPPING, Progress, RecordedShots, Span
 from autoqec.qec.backends import Backend
-from autoqec.qec.sampling import Shots
 from autoqec.qec.stats import error_mask
 
-SKIPPING = "skipping shots that are not decoded"
-SAVED_SHOTS = 1 << 16  # decoded between two saves
+HINT = "use predictions of the same shots, or remove the file from the directory of the shots"
 
 
-def wrong_shots(
-    recorded: RecordedShots, decoders: Mapping[str, Backend], skip: int = 0, reading: Reading = SILENT
-) -> Iterator[dict[str, np.ndarray]]:
-    """Decode the shots of all blocks in their order, chunk by chunk.
+def baseline_names(recorded: RecordedShots) -> tuple[str, ...]:
+    """Return the names, in an env's `baselines`, of the decoders whose predictions every block has.
+
+    Raises:
+        UsageError: A decoder has a name that cannot be in an env.
+    """
+    names = tuple(f"{PREDICTED}{name}" for name in recorded.layout.predicted_by)
+    for name in names:
+        if not PREDICTED_DECODER.fullmatch(name):
+            decoder = name.removeprefix(PREDICTED)
+            raise UsageError(
+                f"predictions of {decoder!r}: the name of the decoder is not of 1 to 64 letters, digits and _ . + : -",
+                location=str(recorded.directory / recorded.layout.blocks[0].predictions[decoder]),
+                hint="rename it, in recorded.yaml or in the directory",
+            )
+    return names
+
+
+def check_predictions(
+    recorded: RecordedShots, counts: Sequence[int], names: Sequence[str] | None = None, progress: Progress = SILENT
+) -> None:
+    """Read predictions of other decoders, chunk by chunk, and compare their numbers of shots.
 
     Args:
         recorded: The shots.
-        decoders: Decoders by name. Predictions of other decoders that every block names are scored too.
-        skip: Shots at the start that are not decoded.
-        reading: Reports how many of them were read.
-
-    Yields:
-        For each decoder bool [n], the shots that it predicts wrongly.
+        counts: Shots of each block.
+        names: The decoders; None for all that a block names, also where not every block has them.
+        progress: Reports the progress.
 
     Raises:
-        UsageError: A file is not readable, or predictions have another number of shots.
+        UsageError: A file is truncated, compressed, not in its format, or has another number of shots than its block.
     """
-    blocks, to_skip = recorded.layout.blocks, skip
-    others = [name for name in recorded.layout.predicted_by if name not in decoders]
-    for block in blocks:
-        for shots, predicted in _with_predictions(recorded, block, others):
-            start, skip = min(skip, len(shots)), max(skip - len(shots), 0)
-            if start == len(shots):
-                reading.report(SKIPPING, to_skip - skip, to_skip)
-                continue
-            events, flips = shots.detection_events[start:], shots.observables[start:]
-            wrong = {name: error_mask(decoder.decode(events), flips) for name, decoder in decoders.items()}
-            yield wrong | {name: error_mask(part[start:], flips) for name, part in predicted.items()}
+    for block, count in zip(recorded.layout.blocks, counts, strict=True):
+        for name in block.predictions if names is None else names:
+            label = f"checking predictions {block.predictions[name]}"
+            found = sum(map(len, progress.watch(label, recorded.predictions(block, name), count, len)))
+            if found != count:
+                raise _other_number(recorded, block, name, found, count)
 
 
-def _with_predictions(
-    recorded: RecordedShots, block: RecordedBlock, names: list[str]
-) -> Iterator[tuple[Shots, dict[str, np.ndarray]]]:
-    """Read shots of a block with predictions of other decoders; UsageError if their numbers of shots differ."""
-    others = {name: recorded.predictions(block, name) for name in names}
-    for shots in recorded.chunks(block):
-        predicted = {name: next(parts, None) for name, parts in others.items()}
-        for name, part in predicted.items():
-            if part is None or len(part) != len(shots):
-                raise _other_number(block.predictions[name])
-        yield shots, {name: part for name, part in predicted.items() if part is not None}
-    for name, parts in others.items():
-        if next(parts, None) is not None:
-            raise _other_number(block.predictions[name])
+class PredictedSpan:
+    """Errors of recorded predictions on a span of shots, read in order, at most one chunk per decoder at a time."""
 
+    def __init__(
+        self,
+        recorded: RecordedShots,
+        counts: Sequence[int],
+        span: Span,
+        names: Sequence[str],
+        progress: Progress = SILENT,
+    ) -> None:
+        """Open no file before the first call of `wrong_shots`.
 
-def first_events(recorded: RecordedShots, shots: int) -> Iterator[np.ndarray]:
-    """Read the detection events of the first shots, bit-packed, chunk by chunk."""
-    for block in recorded.layout.blocks:
-        for part in recorded.chunks(block):
-            if shots <= 0:
-                return
-            yield part.detection_events[:shots]
-            shots -= len(part)
+        Args:
+            recorded: The shots.
+            counts: Shots of each block of files, as in the manifest.
+            span: The shots, counted over all files.
+            names: The decoders, without `recorded:`.
+            progress: Reports the predictions that are skipped.
+        """
+        self._parts = {name: _span_of(recorded, counts, span, name, progress) for name in names}
+        n_observables = recorded.source.num_observables
+        self._held = {name: np.empty((0, n_observables), bool) for name in names}
+
+    def wrong_shots(self, observables: np.ndarray) -> dict[str, np.ndarray]:
+        """Return which of the next shots each decoder predicts wrongly.
+
+        Args:
+            observables: bool [n, n_observables], the recorded flips of the next n shots of the span.
+
+        Returns:
+            bool [n], by the name of the baseline.
+
+        Raises:
+            UsageError: Predictions are damaged, or have another number of shots than the manifest counts.
+        """
+        return {
+            f"{PREDICTED}{name}": error_mask(self._next(name, len(observables)), observables) for name in self._held
+        }
+
+    def _next(self, name: str, n: int) -> np.ndarray:
+        held, size = [self._held[name]], len(self._held[name])
+        while size < n:
+            held.append(next(self._parts[name]))  # the span has as many predictions as shots, or an error was raised
+            size += len(held[-1])
+        joined = np.concatenate(held)
+        self._held[name] = joined[n:]
+        return joined[:n]
 
 
 def compare(
     recorded: RecordedShots,
+    counts: Sequence[int],
     decoders: Mapping[str, Backend],
-    reference: str,
     span: Span,
     size: int,
-    reading: Reading = SILENT,
-    **inputs: Any,
+    progress: Progress = SILENT,
 ) -> tuple[dict[str, int], dict[str, BlockEffect]]:
-    """Decode recorded shots, and compare all decoders with a reference, slice by slice.
+    """Decode recorded shots, and compare all decoders with the first one, block by block.
 
     Args:
         recorded: The shots.
+        counts: Shots of each block of files.
         decoders: Decoders by name. Predictions of other decoders that every block names are scored too.
-        reference: Name of the reference among them.
-        span: First shot to decode, and the number of all shots.
-        size: Successive shots per slice, which is one block of the test; a shorter rest at the end is left out.
-        reading: Reports and resumes the decoding.
-        inputs: What else the decoders depend on than the model of the shots, as JSON can hold it.
+        span: The shots, counted over all files.
+        size: Successive shots per block of the test; a shorter rest at the end is left out.
+        progress: Reports the decoding.
 
     Returns:
-        Errors of each decoder, and the gain of each other decoder over the reference.
+        Errors of each decoder, and the gain of each other decoder over the first one.
     """
-    skip, total = span
-    errors = SliceErrors(reference, size)
-    sources = [recorded.directory / name for name in recorded.names]
-    inputs |= {"layout": recorded.layout.dump(), "names": [*decoders], "reference": reference}
-    saved = reading.saved("decoding", sources, skip=skip, size=size, **inputs)
-    saved_shots = errors.load(saved)
-    for wrong in wrong_shots(recorded, decoders, skip + saved_shots, reading):
-        errors.add(wrong)
-        reading.report("decoding", errors.shots, total - skip)
-        if errors.shots - saved_shots >= max(SAVED_SHOTS, len(errors)):
-            saved_shots = errors.shots
-            errors.save(saved)
-    return errors.results()
-
-
-class SliceErrors:
-    """Paired errors of several decoders and a reference, in slices of successive shots.
-
-    Attributes:
-        shots: Shots so far.
-    """
-
-    def __init__(self, reference: str, size: int) -> None:
-        self.reference, self.size, self.shots = reference, size, 0
-        self._names: list[str] = []
-        self._slices: list[np.ndarray] = []  # int64 [n_names, 4] each: fixed, broken, errors of reference and decoder
-
-    def __len__(self) -> int:
-        return len(self._slices)
-
-    def add(self, wrong: Mapping[str, np.ndarray]) -> None:
-        """Add the next shots: for each decoder bool [n], those that it predicts wrongly."""
-        self._names = [*wrong]
-        masks = np.array([*wrong.values()])
-        first = 0
-        while first < masks.shape[1]:
-            if self.shots == len(self) * self.size:
-                self._slices.append(np.zeros((len(masks), 4), np.int64))
-            part = masks[:, first : first + len(self) * self.size - self.shots]
-            baseline = part[self._names.index(self.reference)]
-            columns = (baseline & ~part, part & ~baseline, np.broadcast_to(baseline, part.shape), part)
-            self._slices[-1] += np.stack([column.sum(1) for column in columns], axis=1)
-            self.shots += part.shape[1]
-            first += part.shape[1]
-
-    def results(self) -> tuple[dict[str, int], dict[str, BlockEffect]]:
-        """Return the errors of each decoder, and the gain of each other one, in all complete slices; empty if none."""
-        complete = self.shots // self.size
-        if not complete:
-            return {}, {}
-        table = np.array(self._slices[:complete])
-        errors = {name: int(table[:, index, 3].sum()) for index, name in enumerate(self._names)}
-        effects = {
-            name: BlockCounts.of(table[:, index], complete * self.size).effect()
-            for index, name in enumerate(self._names)
-            if name != self.reference
+    others = [name for name in recorded.layout.predicted_by if name not in decoders]
+    predicted, reference = PredictedSpan(recorded, counts, span, others, progress), next(iter(decoders))
+    compared = {name: BlockCounts(size) for name in (*decoders, *others)}
+    parts = recorded.span(counts, span, size, CHUNK, progress)
+    for shots in progress.watch("decoding", parts, (span[1] - span[0]) // size * size, len):
+        wrong = {
+            name: error_mask(decoder.decode(shots.detection_events), shots.observables)
+            for name, decoder in decoders.items()
         }
-        return errors, effects
-
-    def load(self, saved: Saved) -> int:
-        """Continue from what an interrupted command has saved; return the number of its shots."""
-        found = saved.load(shots=(), slices=(-1, -1, 4), names=(-1,))
-        if found:
-            names = found["names"].tobytes().decode().split("\n")
-            slices, shots = found["slices"], int(found["shots"])
-            if len(slices) == -(-shots // self.size) and slices.shape[1] == len(names) and self.reference in names:
-                self._names, self._slices, self.shots = names, list(slices), shots
-        return self.shots
-
-    def save(self, saved: Saved) -> None:
-        """Save what was added."""
-        names = np.frombuffer("\n".join(self._names).encode(), np.uint8)
-        slices = np.array(self._slices, np.int64).reshape(len(self), -1, 4)
-        saved.save(shots=np.array(self.shots), slices=slices, names=names)
+        theirs = predicted.wrong_shots(shots.observables)
+        wrong |= {name: theirs[f"{PREDICTED}{name}"] for name in others}
+        for name, block_counts in compared.items():
+            block_counts.add(wrong[reference], wrong[name])
+    errors = {name: block_counts.totals().errors_candidate for name, block_counts in compared.items()}
+    return errors, {name: compared[name].effect() for name in compared if name != reference}
 
 
-def _other_number(name: str) -> UsageError:
-    return UsageError(
-        "has another number of shots than the detection events", location=name, hint="use predictions of the same shots"
-    )
+def without_errors(recorded: RecordedShots, counts: Sequence[int], span: Span, names: Sequence[str]) -> list[str]:
+    """Return the decoders that predict every shot of a span correctly; reading ends when each has made an error.
+
+    Args:
+        recorded: The shots.
+        counts: Shots of each block of files, as in the manifest.
+        span: The shots, counted over all files.
+        names: The decoders, without `recorded:`.
+
+    Raises:
+        UsageError: A file is damaged, or has another number of shots than the manifest counts.
+    """
+    left, predicted = list(names), PredictedSpan(recorded, counts, span, names)
+    for shots in recorded.span(counts, span, span[1] - span[0], CHUNK) if left else ():
+        wrong = predicted.wrong_shots(shots.observables)
+        left = [name for name in left if not wrong[f"{PREDICTED}{name}"].any()]
+        if not left:
+            break
+    return left
+
+
+def _span_of(
+    recorded: RecordedShots, counts: Sequence[int], span: Span, name: str, progress: Progress
+) -> Iterator[np.ndarray]:
+    """Read the predictions of a span, bool [<= CHUNK, n_observables] each; files that end before it are not opened."""
+    start = 0
+    for block, count in zip(recorded.layout.blocks, counts, strict=True):
+        if start < span[1] and start + count > span[0]:
+            position, before = start, max(span[0] - start, 0)
+            for part in recorded.predictions(block, name):
+                low, high = (min(max(edge - position, 0), len(part)) for edge in (span[0], min(span[1], start + count)))
+                position += len(part)
+                if low < high:
+                    yield part[low:high]
+                else:
+                    progress.report(SKIPPING, min(position - start, before), before)
+            if position != start + count:
+                raise _other_number(recorded, block, name, position - start, count)
+        start += count
+
+
+def _other_number(recorded: RecordedShots, block: RecordedBlock, name: str, found: int, count: int) -> UsageError:
+    message = f"holds {found} predictions of {name}, but its block has {count} shots"
+    return UsageError(message, location=str(recorded.directory / block.predictions[name]), hint=HINT)

@@ -11,11 +11,10 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded.check import BlockCheck, check_blocks
-from autoqec.extensions.recorded.estimation import estimate_recorded
+from autoqec.extensions.recorded.decoding import check_predictions
+from autoqec.extensions.recorded.estimation import estimate_dem
 from autoqec.extensions.recorded.layout import check_files
-from autoqec.extensions.recorded.predictions import check_predictions
-from autoqec.extensions.recorded.progress import SILENT, Reading, hash_file
-from autoqec.extensions.recorded.shots import RecordedShots
+from autoqec.extensions.recorded.shots import CHUNK, SILENT, Progress, RecordedShots, hash_file
 from autoqec.extensions.recorded.split import Split
 from autoqec.qec.problem import Problem
 from autoqec.store import atomic
@@ -38,7 +37,7 @@ def write_models(
     env_file: Path,
     block_shots: int | None = None,
     candidates: int | None = None,
-    reading: Reading = SILENT,
+    progress: Progress = SILENT,
 ) -> RecordedShotsCode:
     """Estimate a model from the training shots, and write it and the manifest beside an env file.
 
@@ -49,7 +48,7 @@ def write_models(
         env_file: The env file; its name gives those of the two files.
         block_shots: Shots per block of the test; by default such that each candidate gets `PART_BLOCKS` blocks.
         candidates: Candidates among which the test blocks are divided; None for the contract's default.
-        reading: Reports and resumes the hashing of the files and the estimate.
+        progress: Reports the hashing of the files and the estimate.
 
     Returns:
         The field `code` of the env, without the contents of the files.
@@ -67,11 +66,11 @@ def write_models(
         directory=os.path.relpath(recorded.directory, env_file.parent),
         layout=recorded.layout,
         shots=shots,
-        files=recorded.files(reading),
+        files=recorded.files(progress),
     )
     trained = Split.of(code.model_copy(update={"manifest": manifest}), str(recorded.directory)).train[1]
-    hashes = [file.sha256 for file in manifest.files]
-    model = estimate_recorded(problem, recorded, trained, reading, hashes=hashes)
+    parts = recorded.span(shots, (0, trained), trained, CHUNK, progress)
+    model = estimate_dem(problem, (part.detection_events for part in parts), trained, progress)
     text = f"{model}\n"
     named = {"estimated": model_path.name, "estimated_sha256": sha256_bytes(text.encode()), "estimated_shots": trained}
     atomic.write_text(model_path, text)
@@ -93,14 +92,14 @@ def read_manifest(path: Path) -> RecordedManifest:
     return RecordedManifest.read(load_yaml(text, location=str(path)), location=str(path))
 
 
-def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str, reading: Reading = SILENT) -> None:
+def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str, progress: Progress = SILENT) -> None:
     """Compare the files with the manifest: first all sizes, then all hashes.
 
     Args:
         recorded: The shots.
         manifest: The manifest.
         hint: Tells the user what to do.
-        reading: Reports and resumes the hashing; by default every file is hashed from its start.
+        progress: Reports the hashing.
 
     Raises:
         UsageError: A file differs.
@@ -113,18 +112,18 @@ def check_hashes(recorded: RecordedShots, manifest: RecordedManifest, hint: str,
     stored = {file.path: file for file in manifest.files}
     for name in recorded.names:
         path, known = recorded.directory / name, stored.get(name)
-        if known is None or hash_file(path, name, known.segment_bytes, reading) != known.sha256:
+        if known is None or hash_file(path, name, progress) != known.sha256:
             raise UsageError("is not the file of the manifest", location=str(path), hint=hint)
 
 
-def open_checked(env: EnvSpec, directory: Path, hint: str | None = None, reading: Reading = SILENT) -> RecordedShots:
+def open_checked(env: EnvSpec, directory: Path, hint: str | None = None, progress: Progress = SILENT) -> RecordedShots:
     """Open the recorded shots of a frozen env, after comparing every file with its hash.
 
     Args:
         env: The env; its shots are recorded.
         directory: Directory of the files.
         hint: What the user can do if a file differs; by default for an env that can still be written again.
-        reading: Reports and resumes the hashing; by default every file is hashed from its start.
+        progress: Reports the hashing.
 
     Raises:
         UsageError: A file is missing or has changed.
@@ -133,11 +132,11 @@ def open_checked(env: EnvSpec, directory: Path, hint: str | None = None, reading
     assert code is not None and code.manifest is not None
     check_files(directory, code.manifest.layout)
     recorded = RecordedShots(directory, code.manifest.layout, Problem.from_env(env).source)
-    check_hashes(recorded, code.manifest, hint or f"restore the file, or {_again(code.path)}", reading)
+    check_hashes(recorded, code.manifest, hint or f"restore the file, or {_again(code.path)}", progress)
     return recorded
 
 
-def preflight(env: EnvSpec, directory: Path, reading: Reading = SILENT) -> RecordedShots:
+def preflight(env: EnvSpec, directory: Path, progress: Progress = SILENT) -> RecordedShots:
     """Check recorded shots before a run: hashes, division, and the fit of the visible shots to the given model.
 
     Sealed shots are not decoded here: `add-env` checked them, and the hashes show that they are the same.
@@ -148,9 +147,9 @@ def preflight(env: EnvSpec, directory: Path, reading: Reading = SILENT) -> Recor
     code = env.recorded
     assert code is not None and code.manifest is not None
     visible = Split.of(code, f"env `{env.name}`, field `code`").validation[1]
-    recorded = open_checked(env, directory, reading=reading)
+    recorded = open_checked(env, directory, progress=progress)
     limits = _visible_shots(code.manifest.shots, visible)
-    checks = check_blocks(recorded, Problem.from_env(env).given, limits=limits, reading=reading)
+    checks = check_blocks(recorded, Problem.from_env(env).given, limits=limits, progress=progress)
     require_fit(checks, directory)
     found = tuple(0 if check.counts is None else check.counts.shots for check in checks)
     expected = tuple(
@@ -160,7 +159,7 @@ def preflight(env: EnvSpec, directory: Path, reading: Reading = SILENT) -> Recor
         message = f"the visible blocks hold {found} shots, the manifest counts {expected}"
         raise UsageError(message, location=str(directory), hint=_again(code.path))
     # Predictions of sealed shots are counted, not scored. Those that are no baseline may be damaged, as in older envs.
-    check_predictions(recorded, code.manifest.shots, env.predicted_by, reading)
+    check_predictions(recorded, code.manifest.shots, env.predicted_by, progress)
     return recorded
 
 

@@ -18,19 +18,16 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent
 from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.contracts.verdict import Guard, PairedEffect, RecordedEvidence, SequentialTest, StoppedBy
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded.block_comparison import BlockCounts
+from autoqec.extensions.recorded.decoding import PredictedSpan
 from autoqec.extensions.recorded.env import open_checked
-from autoqec.extensions.recorded.predictions import PredictedSpan
-from autoqec.extensions.recorded.progress import SILENT, Reading, as_events
-from autoqec.extensions.recorded.shots import RecordedShots
-from autoqec.extensions.recorded.split import Span, Split, read_span
+from autoqec.extensions.recorded.shots import SILENT, Progress, RecordedShots, Span
+from autoqec.extensions.recorded.split import Split
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, pack
 from autoqec.store.layout import recorded_location
@@ -55,7 +52,7 @@ class SealedStream(ShotStream):
     span: Span = (0, 0)
     block_shots: int = 1
     part_shots: int | None = None
-    reading: Reading = SILENT
+    progress: Progress = SILENT
 
     def chunks(self, problem: Problem, purpose: str, shots: int) -> Iterator[Shots]:
         """Read the blocks of the span for `SEALED`, long blocks in parts; else see `ShotStream.chunks`."""
@@ -63,7 +60,7 @@ class SealedStream(ShotStream):
             yield from super().chunks(problem, purpose, shots)
             return
         assert self.recorded is not None
-        parts = read_span(self.recorded, self.counts, self.span, self.block_shots, self.part_shots, self.reading)
+        parts = self.recorded.span(self.counts, self.span, self.block_shots, self.part_shots, self.progress)
         index, read, content, flips = self.span[0] // self.block_shots, 0, hashlib.sha256(), bytearray()
         for part in parts:
             content.update(part.detection_events.tobytes())
@@ -74,32 +71,6 @@ class SealedStream(ShotStream):
                 self.digests[f"{SEALED}/{index}"] = content.hexdigest()
                 index, read, content, flips = index + 1, 0, hashlib.sha256(), bytearray()
             yield part
-
-
-class _BlockErrors:
-    """Collects the errors of the parts of one block, and counts the block when it is complete."""
-
-    def __init__(self, counts: dict[str, BlockCounts], block_shots: int) -> None:
-        self._counts, self._block_shots = counts, block_shots
-        self._candidate: list[np.ndarray] = []
-        self._baselines: dict[str, list[np.ndarray]] = {name: [] for name in counts}
-
-    def add(self, baselines: dict[str, np.ndarray], candidate: np.ndarray) -> None:
-        """Add a part: shots that each baseline, and the candidate, decodes wrongly, bool [n] each."""
-        self._candidate.append(candidate)
-        for name, errors in baselines.items():
-            self._baselines[name].append(errors)
-        if sum(map(len, self._candidate)) >= self._block_shots:
-            self.finish()
-
-    def finish(self) -> None:
-        """Count the parts so far as a block, if there are any: a candidate may fail within a block."""
-        if not self._candidate:
-            return
-        for name, parts in self._baselines.items():
-            self._counts[name].add(np.concatenate(parts), np.concatenate(self._candidate))
-            parts.clear()
-        self._candidate.clear()
 
 
 class RecordedSession(VerificationSession):
@@ -124,11 +95,10 @@ class RecordedSession(VerificationSession):
         self.counts: dict[str, BlockCounts] = {}
         self._predicted: PredictedSpan | None = None
         if self.span is not None:
-            reading = Reading(as_events(on_event))
-            # A verdict relies on no saved hash: every file is hashed from its start.
-            opened = open_checked(self.env, _directory(request.round.dir), reading=reading)
+            progress = Progress(on_event)
+            opened = open_checked(self.env, _directory(request.round.dir), progress=progress)
             others = self.env.predicted_by
-            self._predicted = PredictedSpan(opened, code.manifest.shots, self.span, others, reading)
+            self._predicted = PredictedSpan(opened, code.manifest.shots, self.span, others, progress)
             self.shot_stream = SealedStream(
                 request.secret,
                 frozen.sha256,
@@ -139,7 +109,7 @@ class RecordedSession(VerificationSession):
                 span=self.span,
                 block_shots=code.block_shots,
                 part_shots=request.part_shots,
-                reading=reading,
+                progress=progress,
             )
 
     def run(self) -> Evidence:
@@ -167,21 +137,20 @@ class RecordedSession(VerificationSession):
         """Test on the blocks, then run the canary, on sampled shots."""
         assert self.span is not None and self._predicted is not None
         evidence, shots = self.evidence, self.span[1] - self.span[0]
-        self.counts = {name: BlockCounts() for name in self.baselines.names}
-        block = _BlockErrors(self.counts, self.code.block_shots)
+        self.counts = {name: BlockCounts(self.code.block_shots) for name in self.baselines.names}
         before_s = evaluation.decoder_cpu_s
         with closing(evaluation.answers(evaluation.decoder, self.problem, SEALED, shots)) as answers:
             for answer in answers:
                 candidate_errors, predictions = evaluation.score_answer(evaluation.decoder, answer)
                 predicted = self._predicted.wrong_shots(answer.shots.observables)
-                block.add(self.baselines.error_mask(answer.shots) | predicted, candidate_errors)
+                for name, errors in (self.baselines.error_mask(answer.shots) | predicted).items():
+                    self.counts[name].add(errors, candidate_errors)
                 counts = self.counts[self.env.plain].totals()
                 phase = "measuring the gain"
                 self.on_event(EffectProgress(round=self.round, phase=phase, **counts.dump(), budget=shots))
                 if evaluation.failures:
                     break
                 evaluation.keep_for_guards(answer, predictions)
-        block.finish()
         self._read_memory(evaluation.client)
         evidence.test, evidence.recorded = self._test(failed=bool(evaluation.failures))
         if evaluation.failures:

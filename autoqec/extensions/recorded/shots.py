@@ -1,26 +1,57 @@
-"""Recorded shots, read in place, block by block and chunk by chunk."""
+"""Reads recorded shots in place, chunk by chunk: a block of files, or a span over all of them."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import stim
 
+from autoqec.contracts.events import OnEvent, ShotsRead, ignore
 from autoqec.contracts.recorded import RecordedBlock, RecordedFile, RecordedLayout
 from autoqec.errors import UsageError
-from autoqec.extensions.recorded import progress
-from autoqec.extensions.recorded.ideal import check_ideal, read_model
-from autoqec.extensions.recorded.layout import PLAIN_LAYOUT, find_layout
-from autoqec.extensions.recorded.progress import Reading
+from autoqec.extensions.recorded.layout import PLAIN_LAYOUT, check_ideal, find_layout, read_model
 from autoqec.qec import shotfiles
 from autoqec.qec.codes import Source
 from autoqec.qec.sampling import Shots, unpack
 
 CHUNK = 16_384  # shots held in memory at a time; a multiple of 64
+HASHED = 1 << 20  # bytes read at a time
+SKIPPING = "skipping shots of other parts"
+
+Span = tuple[int, int]  # first shot, and the shot after the last
+Part = TypeVar("Part")
+
+
+class Progress:
+    """Reports, as `ShotsRead`, when another hundredth of something has been read."""
+
+    def __init__(self, on_event: OnEvent = ignore) -> None:
+        self._on_event = on_event
+        self._reported: tuple[str, int] | None = None
+
+    def report(self, what: str, done: int, total: int | None) -> None:
+        """Report an amount that was read; without a total, in units of `HASHED`."""
+        share = (what, done // HASHED if total is None else 100 * done // max(total, 1))
+        if share != self._reported:
+            self._reported = share
+            self._on_event(ShotsRead(what=what, done=done, total=total))
+
+    def watch(self, what: str, parts: Iterable[Part], total: int | None, size: Callable[[Part], int]) -> Iterator[Part]:
+        """Yield parts unchanged and report how much of `total` they are together."""
+        done = 0
+        for part in parts:
+            yield part
+            done += size(part)
+            self.report(what, done, total)
+
+
+SILENT = Progress()
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,16 +165,76 @@ class RecordedShots:
             dict.fromkeys((self.layout.model, *(name for block in self.layout.blocks for name in block.files)))
         )
 
-    def files(self, reading: Reading) -> tuple[RecordedFile, ...]:
-        """Hash all files; large ones in segments, so that an interrupted hash can be resumed."""
-        return tuple(self._hashed(name, reading) for name in self.names)
+    def files(self, progress: Progress) -> tuple[RecordedFile, ...]:
+        """Hash all files."""
+        return tuple(
+            RecordedFile(
+                path=name,
+                bytes=(self.directory / name).stat().st_size,
+                sha256=hash_file(self.directory / name, name, progress),
+            )
+            for name in self.names
+        )
 
-    def _hashed(self, name: str, reading: Reading) -> RecordedFile:
-        path = self.directory / name
-        size = path.stat().st_size
-        segment = progress.SEGMENT if size > progress.SEGMENT else None
-        digest = progress.hash_file(path, name, segment, reading)
-        return RecordedFile(path=name, bytes=size, sha256=digest, segment_bytes=segment)
+    def span(
+        self,
+        counts: Sequence[int],
+        span: Span,
+        size: int,
+        part: int | None = None,
+        progress: Progress = SILENT,
+    ) -> Iterator[Shots]:
+        """Read the shots of a span in items of equal size, in their order; files that end before it are not opened.
+
+        Args:
+            counts: Shots of each block of files, as in the manifest.
+            span: The shots to read, counted over all files.
+            size: Shots per item; a shorter rest is left out.
+            part: Shots that are held and yielded at a time, so that memory does not depend on `size`; None for whole
+                items.
+            progress: Reports the reading of files before and after the span; both are read to count their shots.
+
+        Yields:
+            The items, each in parts of `part` shots and a shorter last one.
+
+        Raises:
+            UsageError: A file is not readable, or holds another number of shots than the manifest counts.
+        """
+        part = min(part or size, size)
+        sizes = itertools.cycle([part] * (size // part) + [size % part] * (size % part > 0))
+        span = span[0], span[0] + (span[1] - span[0]) // size * size
+        held, needed = [], next(sizes)
+        for shots in self._chunks_of(counts, span, progress):
+            held.append(shots)
+            if sum(map(len, held)) < needed:
+                continue
+            joined, start = concatenated(held), 0
+            while len(joined) - start >= needed:
+                rows = slice(start, start + needed)
+                yield Shots(joined.detection_events[rows], joined.observables[rows])
+                start, needed = start + needed, next(sizes)
+            held = [Shots(joined.detection_events[start:], joined.observables[start:])]
+
+    def _chunks_of(self, counts: Sequence[int], span: Span, progress: Progress) -> Iterator[Shots]:
+        """Read the shots of a span, chunk by chunk; see `span`."""
+        start = 0
+        for block, count in zip(self.layout.blocks, counts, strict=True):
+            if start < span[1] and start + count > span[0]:
+                position, others = start, max(span[0] - start, 0) + max(start + count - span[1], 0)
+                skipped = 0
+                for chunk in self.chunks(block):
+                    low, high = (min(max(edge - position, 0), len(chunk)) for edge in span)
+                    position += len(chunk)
+                    skipped += len(chunk) - (high - low)
+                    if low == high:
+                        progress.report(SKIPPING, skipped, others)
+                    else:
+                        yield Shots(chunk.detection_events[low:high], chunk.observables[low:high])
+                if position != start + count:
+                    name = block.detection_events or block.measurements
+                    message = f"holds {position - start} shots, the manifest counts {count}"
+                    raise UsageError(message, location=str(self.directory / str(name)), hint="restore the file")
+            start += count
 
     def _read(self, name: str, n_bits: int, kind: str) -> Iterator[np.ndarray]:
         path = self.directory / name
@@ -151,6 +242,24 @@ class RecordedShots:
         if shot_format == "b8":
             return read_chunks(path, n_bits, kind)
         return shotfiles.read(path, shot_format, n_bits, CHUNK, kind)
+
+
+def concatenated(parts: Sequence[Shots]) -> Shots:
+    """Return the shots of all parts, in their order."""
+    return Shots(
+        np.concatenate([part.detection_events for part in parts]), np.concatenate([part.observables for part in parts])
+    )
+
+
+def hash_file(path: Path, name: str, progress: Progress = SILENT) -> str:
+    """Return the SHA-256 of a file, which has another name in reports."""
+    total, digest, done = path.stat().st_size, hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while content := stream.read(HASHED):
+            digest.update(content)
+            done += len(content)
+            progress.report(f"hashing {name}", done, total)
+    return digest.hexdigest()
 
 
 def read_chunks(path: Path, n_bits: int, kind: str) -> Iterator[np.ndarray]:

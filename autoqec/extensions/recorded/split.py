@@ -6,9 +6,8 @@ had no influence on it (docs/adr/0018-sealed-blocks-are-spent.md).
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,17 +15,13 @@ import numpy as np
 
 from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
-from autoqec.extensions.recorded.progress import SILENT, Reading
-from autoqec.extensions.recorded.shots import CHUNK, RecordedShots
+from autoqec.extensions.recorded.shots import CHUNK, SILENT, Progress, RecordedShots, Span
 from autoqec.qec.sampling import Shots, pack, unpack
 from autoqec.store import atomic
 
 MIN_PART_BLOCKS = 10  # with fewer blocks not even a perfect candidate reaches the level of the last part
 EVENTS, OBSERVABLES = "detection_events.b8", "observables.b8"
 PARTS = ("train", "validation")
-SKIPPING = "skipping shots of other parts"
-
-Span = tuple[int, int]  # first shot, and the shot after the last
 
 
 @dataclass(frozen=True)
@@ -85,75 +80,9 @@ class Split:
         return start, start + size
 
 
-def read_span(
-    recorded: RecordedShots,
-    counts: Sequence[int],
-    span: Span,
-    size: int,
-    part: int | None = None,
-    reading: Reading = SILENT,
-) -> Iterator[Shots]:
-    """Read the shots of a span in items of equal size, in their order; files that end before it are not opened.
-
-    Args:
-        recorded: The shots.
-        counts: Shots of each block of files, as in the manifest.
-        span: The shots to read, counted over all files.
-        size: Shots per item; a shorter rest is left out.
-        part: Shots that are held and yielded at a time, so that memory does not depend on `size`; None for whole items.
-        reading: Reports the reading of files before and after the span; both are read to count their shots.
-
-    Yields:
-        The items, each in parts of `part` shots and a shorter last one.
-
-    Raises:
-        UsageError: A file is not readable, or holds another number of shots than the manifest counts.
-    """
-    part = min(part or size, size)
-    sizes = itertools.cycle([part] * (size // part) + [size % part] * (size % part > 0))
-    span = span[0], span[0] + (span[1] - span[0]) // size * size
-    held, needed = [], next(sizes)
-    for shots in _shots_of(recorded, counts, span, reading):
-        held.append(shots)
-        if sum(map(len, held)) < needed:
-            continue
-        joined, start = _joined(held), 0
-        while len(joined) - start >= needed:
-            rows = slice(start, start + needed)
-            yield Shots(joined.detection_events[rows], joined.observables[rows])
-            start, needed = start + needed, next(sizes)
-        held = [Shots(joined.detection_events[start:], joined.observables[start:])]
-
-
-def _shots_of(recorded: RecordedShots, counts: Sequence[int], span: Span, reading: Reading) -> Iterator[Shots]:
-    """Read the shots of a span, chunk by chunk; see `read_span`."""
-    start = 0
-    for block, count in zip(recorded.layout.blocks, counts, strict=True):
-        if start < span[1] and start + count > span[0]:
-            position, others = start, max(span[0] - start, 0) + max(start + count - span[1], 0)
-            skipped = 0
-            for chunk in recorded.chunks(block):
-                low, high = (min(max(edge - position, 0), len(chunk)) for edge in span)
-                position += len(chunk)
-                skipped += len(chunk) - (high - low)
-                if low == high:
-                    reading.report(SKIPPING, skipped, others)
-                else:
-                    yield Shots(chunk.detection_events[low:high], chunk.observables[low:high])
-            if position != start + count:
-                name = block.detection_events or block.measurements
-                message = f"holds {position - start} shots, the manifest counts {count}"
-                raise UsageError(message, location=str(recorded.directory / str(name)), hint="restore the file")
-        start += count
-
-
-def _joined(parts: Sequence[Shots]) -> Shots:
-    return Shots(
-        np.concatenate([part.detection_events for part in parts]), np.concatenate([part.observables for part in parts])
-    )
-
-
-def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: Path, reading: Reading = SILENT) -> None:
+def write_visible(
+    recorded: RecordedShots, code: RecordedShotsCode, directory: Path, progress: Progress = SILENT
+) -> None:
     """Copy the training and validation shots into `directory`, the only recorded shots that a round can read."""
     split, counts = Split.of(code), _manifest(code).shots
     for name, span in zip(PARTS, (split.train, split.validation), strict=True):
@@ -164,8 +93,8 @@ def write_visible(recorded: RecordedShots, code: RecordedShotsCode, directory: P
             (part / EVENTS).open("wb") as events,
             (part / OBSERVABLES).open("wb") as flips,
         ):
-            parts = read_span(recorded, counts, span, split.block_shots, CHUNK, reading)
-            for shots in reading.watch(f"copying {name} shots", parts, span[1] - span[0], len):
+            parts = recorded.span(counts, span, split.block_shots, CHUNK, progress)
+            for shots in progress.watch(f"copying {name} shots", parts, span[1] - span[0], len):
                 events.write(np.ascontiguousarray(shots.detection_events).tobytes())
                 flips.write(pack(shots.observables).tobytes())
 

@@ -1,23 +1,21 @@
-"""Starts git in a prepared environment: single commands directly, long-lived ones through GitPython."""
+"""Starts git through GitPython, in one environment and with one set of options for every call.
+
+Only `git.Git.execute` of GitPython is used: `git.Repo`, its references and `IndexFile` read and write files of the
+repository themselves, which fails with reftable and ignores the permissions of a shared repository.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autoqec.errors import UsageError
 from autoqec.system.process.signals import block_signals
-
-if TYPE_CHECKING:
-    from git.cmd import Git
 
 _CONFIG = {
     "core.hooksPath": "/dev/null",
@@ -66,79 +64,33 @@ def execute(
     Raises:
         UsageError: git is not installed or cannot be started.
     """
+    program = shutil.which("git")
+    if program is None:
+        raise UsageError("git is not installed", hint="install git 2.38 or newer")
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    assignments = [f"{name}={value}" for name, value in {**inherited, **env}.items()]
+    # GitPython passes on this process's environment, of which `env -i` leaves nothing.
+    command = ["env", "-i", *assignments, os.path.abspath(program), *_OPTIONS, *arguments]
     # These signals are for this process, which handles them once git has finished.
     with ExitStack() as files, block_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        errors = files.enter_context(tempfile.TemporaryFile())
         source = files.enter_context(tempfile.TemporaryFile()) if stdin else None
         if source is not None:
             source.write(stdin)
             source.seek(0)
-        program = _program()
         try:
-            process = subprocess.Popen(
-                [program, *_OPTIONS, *arguments],
-                env=_inherited() | dict(env),
-                cwd=cwd if os.access(cwd, os.X_OK) else None,
-                stdin=source or subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
+            from git.cmd import Git  # it starts git when it is imported
+
+            status, out, err = Git(str(cwd)).execute(
+                command,
+                istream=source,
+                with_extended_output=True,
+                with_exceptions=False,
+                stdout_as_string=False,
+                strip_newline_in_stdout=False,
                 start_new_session=True,
                 pass_fds=tuple(pass_fds),
             )
-        except OSError as error:
-            raise _cannot_start(program) from error
-        with process:
-            assert process.stdout is not None
-            out = process.stdout.read()
-        errors.seek(0)
-        return process.returncode, out, errors.read().decode("utf-8", "surrogateescape")
-
-
-def start(
-    cwd: Path, arguments: Sequence[str], *, env: Mapping[str, str], pass_fds: Sequence[int] = ()
-) -> Git.AutoInterrupt:
-    """Start one git that answers requests on its stdin until it is closed; its environment is that of `execute`.
-
-    Raises:
-        UsageError: git is not installed or cannot be started.
-    """
-    program = _program()
-    try:
-        from git.cmd import Git
-    except ImportError as error:  # GitPython runs git when it is imported
-        raise _cannot_start(program) from error
-    assignments = [f"{name}={value}" for name, value in {**_inherited(), **env}.items()]
-    with block_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        try:
-            return Git(str(cwd)).execute(
-                ["env", "-i", *assignments, program, *_OPTIONS, *arguments],  # GitPython passes on the environment
-                istream=subprocess.PIPE,
-                as_process=True,
-                start_new_session=True,
-                pass_fds=tuple(pass_fds),
-            )
-        except OSError as error:
-            raise _cannot_start(program) from error
-
-
-def _inherited() -> dict[str, str]:
-    return {name: os.environ[name] for name in _INHERITED if name in os.environ}
-
-
-def _program() -> str:
-    """Return the absolute path of git. Raises UsageError if it is not installed."""
-    program = _find_program(os.environ.get("PATH"))
-    if program is None:
-        raise UsageError("git is not installed", hint="install git 2.38 or newer")
-    return program
-
-
-@lru_cache(maxsize=4)
-def _find_program(path: str | None) -> str | None:
-    program = shutil.which("git", path=path)
-    return None if program is None else os.path.abspath(program)
-
-
-def _cannot_start(program: str) -> UsageError:
-    hint = "git version; ulimit -n and -u show the limits on open files and processes"
-    return UsageError("git cannot be started", location=program, hint=hint)
+        except (OSError, ImportError) as error:
+            hint = "git version; ulimit -n and -u show the limits on open files and processes"
+            raise UsageError("git cannot be started", location=program, hint=hint) from error
+    return status, out, err

@@ -6,29 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoqec.errors import AutoqecError
+Header = tuple[str, str, int]  # object name, type, bytes
 
 _TRAILER = re.compile(r"^([A-Za-z][A-Za-z0-9-]*): (.*)$")
-
-
-class GitError(AutoqecError):
-    """git refused or failed; `message` holds its own message."""
-
-
-class PrunedObjectError(GitError):
-    """Another process removed an object that git had just written, before a ref was changed to it."""
-
-
-class MergeConflictError(AutoqecError):
-    """Commits cannot be merged without manual work; nothing was changed.
-
-    Attributes:
-        files: The paths in conflict.
-    """
-
-    def __init__(self, files: tuple[str, ...]) -> None:
-        super().__init__(f"merge conflict in {', '.join(files)}")
-        self.files = files
 
 
 @dataclass(frozen=True)
@@ -79,10 +59,9 @@ class DiffEntry:
 
 @dataclass(frozen=True)
 class Worktree:
-    """A linked worktree as git's own records have it; `branch` None: detached or unreadable."""
+    """A linked worktree as git's own records have it; `admin` is git's directory of it."""
 
     path: Path
-    branch: str | None
     admin: Path
 
 
@@ -106,6 +85,42 @@ def parse_commit(sha: str, data: bytes) -> Commit:
     fields = [line.partition(" ") for line in head.splitlines() if not line.startswith(" ")]
     tree = next(value for key, _, value in fields if key == "tree")
     return Commit(sha, tree, tuple(value for key, _, value in fields if key == "parent"), message)
+
+
+def parse_objects(data: bytes, *, has_content: bool) -> list[tuple[Header, bytes] | None]:
+    """Parse what `cat-file --batch` or `--batch-check` prints; None for an object that does not exist."""
+    found: list[tuple[Header, bytes] | None] = []
+    at = 0
+    while at < len(data):
+        end = data.index(b"\n", at)
+        fields, at = text(data[at:end]).split(" "), end + 1
+        if len(fields) != 3 or not fields[2].isdecimal():  # `NAME missing`, `NAME ambiguous`
+            found.append(None)
+            continue
+        size = int(fields[2])
+        found.append(((fields[0], fields[1], size), data[at : at + size] if has_content else b""))
+        at += size + 1 if has_content else 0
+    return found
+
+
+def parse_tree(data: bytes) -> list[TreeEntry]:
+    """Parse what `ls-tree -r -z --long` prints."""
+    entries = []
+    for line in text(data).split("\0")[:-1]:
+        fields, _, path = line.partition("\t")
+        mode, kind, oid, size = fields.split()
+        entries.append(TreeEntry(mode, kind, oid, int(size) if size.isdecimal() else None, path))
+    return entries
+
+
+def parse_diff(data: bytes) -> list[DiffEntry]:
+    """Parse what `diff-tree -r -z --raw --no-abbrev` prints."""
+    fields = iter(text(data).split("\0")[:-1])
+    entries = []
+    for line in fields:
+        old_mode, new_mode, old_oid, new_oid, status = line.removeprefix(":").split(" ")
+        entries.append(DiffEntry(status, old_mode, new_mode, old_oid, new_oid, next(fields)))
+    return entries
 
 
 def parse_status(data: bytes) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autoqec.errors import UsageError
-from autoqec.system.git.read import GitReader
+from autoqec.system.git.reader import GitReader
 
 _BRANCH_DIRECTORIES = ("exp", "quarantine")
 

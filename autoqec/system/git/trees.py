@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autoqec.system.git.parsing import GitError
-from autoqec.system.git.read import GitReader
-from autoqec.system.git.tree_objects import Entry, raw_entries
+from autoqec.system.git.errors import GitError
+from autoqec.system.git.reader import GitReader
+
+Entry = tuple[str, str]  # mode, object name
 
 MAX_FILES, MAX_DEPTH, MAX_OBJECTS = 1_000_000, 128, 2_000_000
 MAX_TREES = 2**28  # bytes of all tree objects together
@@ -65,10 +66,18 @@ def _read_trees(repo: GitReader, roots: Sequence[str]) -> dict[str, list[Entry]]
 
 
 def _entries(data: bytes) -> Iterator[Entry]:
-    for name, entry in raw_entries(data):
+    """Yield the lines of a tree object."""
+    at = 0
+    while at < len(data):
+        end = data.find(b"\0", at)
+        mode, _, name = data[at:end].partition(b" ")
+        oid = data[end + 1 : end + 21]
+        if end < 0 or len(oid) != 20:
+            raise GitError("a directory of a commit is damaged")
         if name in (b"", b".", b"..") or b"/" in name or name.lower() == b".git":
             raise GitError(f"a commit holds a file of the name {name.decode('utf-8', 'replace')!r}")
-        yield entry
+        yield mode.decode("ascii", "replace").lstrip("0"), oid.hex()
+        at = end + 21
 
 
 def _total(

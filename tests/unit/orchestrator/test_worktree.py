@@ -108,7 +108,7 @@ def test_oversized_edit_is_refused(repo: Repo) -> None:
 
 def committed(repo: Repo, *paths: str) -> str:
     """Commit the content that a hostile process wrote into a round's worktree."""
-    return repo.commit(layout(repo).worktree(rounds.branch(1)), list(paths), "rogue")
+    return repo.commit(layout(repo).worktree(rounds.branch(1)), rounds.branch(1), paths, "rogue")
 
 
 def test_guard_refuses_links_submodules_and_other_paths(repo: Repo) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from autoqec.errors import UsageError
-from autoqec.reporting import trackers
 from autoqec.reporting.export import export
+from autoqec.store import train_log
 from autoqec.store.train_log import TrainLog
 from tests.support import runs
 
@@ -166,7 +166,7 @@ def test_wandb_reads_its_offline_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("form", [pytest.param("tensorboard", marks=needs_tensorboard)])
 def test_failed_export_leaves_no_file(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = runs.make_run(tmp_path / "workspace", 2)
-    monkeypatch.setattr(trackers.train_log, "read", lambda path: TrainLog(((0, 0.5), (1, "no number"))))  # type: ignore[arg-type]
+    monkeypatch.setattr(train_log, "read", lambda path: TrainLog(((0, 0.5), (1, "no number"))))  # type: ignore[arg-type]
     with pytest.raises(Exception, match="no number|not implemented|NoneType|float"):
         export(layout, form)
     assert list(layout.exports.iterdir()) == []

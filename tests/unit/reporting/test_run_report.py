@@ -1,40 +1,15 @@
 """Run report of the commands: outcomes in current terms, derived fields read on demand."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from autoqec.reporting import html, run_report
-from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE
-from autoqec.reporting.summary import front_table, print_summary
+from autoqec.reporting import run_report
+from autoqec.reporting.summary import front_table
 from autoqec.reporting.text import count
 from autoqec.verification.report import render
 from tests.support import runs
-
-
-def suspicious(version: int | None) -> runs.Change:
-    def change(row: dict[str, Any]) -> dict[str, Any]:
-        tested = row["verify_verdict"] is not None
-        return row | ({"verify_verdict": "SUSPICIOUS", "report_version": version} if tested else {})
-
-    return change
-
-
-@pytest.mark.parametrize(("version", "outcome"), [(None, "INCONCLUSIVE"), (2, "SUSPICIOUS")])
-def test_suspicious_of_version_1_is_shown_as_inconclusive_with_explanation(
-    tmp_path: Path, version: int | None, outcome: str
-) -> None:
-    layout = runs.make_run(tmp_path / "workspace", 2, artifacts=False, change=suspicious(version))
-    report = run_report.load(layout)
-    assert report.rounds[0].outcome == outcome
-    page = html.page(run_report.load_pages([layout]))
-    console = Console(record=True, width=160)
-    print_summary(console, report)
-    shown = console.export_text()
-    for text in (page, shown):
-        assert outcome in text and (LEGACY_VERDICT_NOTE in text) is (version is None)
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,7 @@ KEYS = list(leaves(BASE))
 
 
 def merged(repo: Repo, first: str, second: str) -> Any:
-    data = subprocess.run(
-        ["git", "-C", str(repo.root), "cat-file", "blob", f"{repo.merge_tree([first, second])}:predecoder.yaml"],
-        capture_output=True,
-        check=True,
-    ).stdout
+    data = repo.show_file(repo.merge([first, second], "merged"), "predecoder.yaml") or b""
     return load_yaml(data.decode(), location="merged")
 
 
@@ -92,7 +88,7 @@ def test_edits_of_any_two_keys_are_merged(repo: Repo, tips: dict[str, str]) -> N
 @pytest.mark.parametrize("key", range(len(KEYS)), ids=lambda n: ".".join(KEYS[n]))
 def test_different_edits_of_one_key_conflict(repo: Repo, tips: dict[str, str], key: int) -> None:
     with pytest.raises(MergeConflictError) as caught:
-        repo.merge_tree([tips[f"a{key}"], tips[f"b{key}"]])
+        repo.merge([tips[f"a{key}"], tips[f"b{key}"]], "merged")
     assert caught.value.files == ("predecoder.yaml",)
 
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autoqec.cli.common import Output, options
-from autoqec.cli.recorded_shots import diagnose, open_recorded, shown_reading
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded.commands.recorded_shots import diagnose, open_recorded, shown_progress
 from autoqec.reporting.text import pluralize
 
 if TYPE_CHECKING:
     import stim
 
     from autoqec.extensions.recorded.block_comparison import BlockEffect
-    from autoqec.extensions.recorded.progress import Reading
     from autoqec.extensions.recorded.shots import RecordedShots
     from autoqec.qec.problem import Problem
 
@@ -59,27 +58,23 @@ def command(
     from autoqec.extensions.recorded.env import check_hashes, read_manifest
 
     recorded, problem, baselines = open_recorded(directory)
-    with shown_reading(directory, out) as reading:  # intermediate results of all steps are kept until the last one
-        hashes: list[str] = []
-        if manifest is not None:
-            stored = read_manifest(manifest)
-            check_hashes(recorded, stored, manifest.name, reading)
-            hashes = [file.sha256 for file in stored.files]
-        checks = diagnose(recorded, problem, out, reading)
-        failed = [diagnosis.name for check in checks for diagnosis in check.diagnoses if diagnosis.error]
-        shots = [0 if check.counts is None else check.counts.shots for check in checks]
-        compared: dict[str, Any] = {}
-        if not failed and not no_decode:
-            trained = sum(shots) // 2 if train_shots is None else train_shots
-            if trained >= sum(shots):
-                message = f"leaves none of {sum(shots)} shots to decode"
-                raise UsageError(message, location="--train-shots", hint="give a smaller number")
-            size = block_shots or max((sum(shots) - trained) // BLOCKS, 1)
-            if size > sum(shots) - trained:
-                message = f"is more than the number of decoded shots, those after the first {trained}"
-                raise UsageError(message, location="--block-shots", hint="give a smaller number")
-            data = _Data(recorded, problem, baselines, (trained, sum(shots)), reading, hashes)
-            compared = _compare(data, size, dem_out, out)
+    if manifest is not None:
+        with shown_progress(out) as progress:
+            check_hashes(recorded, read_manifest(manifest), manifest.name, progress)
+    checks = diagnose(recorded, problem, out)
+    failed = [diagnosis.name for check in checks for diagnosis in check.diagnoses if diagnosis.error]
+    shots = [0 if check.counts is None else check.counts.shots for check in checks]
+    compared: dict[str, Any] = {}
+    if not failed and not no_decode:
+        trained = sum(shots) // 2 if train_shots is None else train_shots
+        if trained >= sum(shots):
+            message = f"leaves none of {sum(shots)} shots to decode"
+            raise UsageError(message, location="--train-shots", hint="give a smaller number")
+        size = block_shots or max((sum(shots) - trained) // BLOCKS, 1)
+        if size > sum(shots) - trained:
+            message = f"is more than the number of decoded shots, those after the first {trained}"
+            raise UsageError(message, location="--block-shots", hint="give a smaller number")
+        compared = _compare(_Data(recorded, problem, baselines, shots, trained), size, dem_out, out)
     out.emit(
         {
             "directory": str(directory),
@@ -94,32 +89,30 @@ def command(
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """Recorded shots with the problem of their model; `span` holds the first shot to decode and the number of shots."""
+    """Recorded shots with the problem of their model, the shots of each block, and how many train the estimate."""
 
     recorded: RecordedShots
     problem: Problem
     baselines: tuple[str, ...]
-    span: tuple[int, int]
-    reading: Reading
-    hashes: list[str]
+    shots: list[int]
+    trained: int
 
 
 def _compare(data: _Data, size: int, dem_out: Path | None, out: Output) -> dict[str, Any]:
     """Estimate a model, decode the other shots, print the gains; return the figures for --json."""
-    from autoqec.contracts.base import sha256_bytes
     from autoqec.extensions.recorded.decoding import compare
-    from autoqec.extensions.recorded.statistics import MAX_PAIR_DETECTORS
     from autoqec.qec.backends import make_backend
+    from autoqec.qec.event_statistics import MAX_PAIR_DETECTORS
 
     problem, reference = data.problem, data.problem.env.plain
     names = dict.fromkeys((reference, *data.baselines))
     decoders = {name: make_backend(name, problem) for name in names}
-    models: dict[str, Any] = {"hashes": data.hashes, "model": sha256_bytes(str(problem.dem).encode())}
     if dem_out is not None or problem.n_detectors <= MAX_PAIR_DETECTORS:
         estimated = _estimate(data, dem_out, out)
         decoders |= {f"{name}_estimated": make_backend(name, problem.with_dem(estimated)) for name in names}
-        models["estimated"] = sha256_bytes(str(estimated).encode())
-    errors, effects = compare(data.recorded, decoders, reference, data.span, size, data.reading, **models)
+    span = data.trained, sum(data.shots)
+    with shown_progress(out) as progress:
+        errors, effects = compare(data.recorded, data.shots, decoders, span, size, progress)
     decoded = next(iter(effects.values())).shots
     out.say(f"decoded {pluralize(decoded, 'shot')} in blocks of {size}; gains over {reference}, 95% under drift:")
     for name, count in sorted(errors.items(), key=lambda item: item[1]):
@@ -137,7 +130,7 @@ def _compare(data: _Data, size: int, dem_out: Path | None, out: Output) -> dict[
             message = f"the predictions of {name} have no errors, those of {reference} {effect.errors_reference}"
             out.note(f"warning: {message}: they may be the recorded flips; no gain over them can be measured")
     return {
-        "train_shots": data.span[0],
+        "train_shots": data.trained,
         "block_shots": size,
         "decoded_shots": decoded,
         "errors": errors,
@@ -147,11 +140,14 @@ def _compare(data: _Data, size: int, dem_out: Path | None, out: Output) -> dict[
 
 def _estimate(data: _Data, dem_out: Path | None, out: Output) -> stim.DetectorErrorModel:
     """Estimate a model from the first shots, and write it if asked."""
-    from autoqec.extensions.recorded.estimation import estimate_recorded
+    from autoqec.extensions.recorded.estimation import estimate_dem
+    from autoqec.extensions.recorded.shots import CHUNK
     from autoqec.store import atomic
 
-    trained = data.span[0]
-    estimated = estimate_recorded(data.problem, data.recorded, trained, data.reading, hashes=data.hashes)
+    trained = data.trained
+    with shown_progress(out) as progress:
+        parts = data.recorded.span(data.shots, (0, trained), trained, CHUNK, progress)
+        estimated = estimate_dem(data.problem, (part.detection_events for part in parts), trained, progress)
     out.note(f"estimated {pluralize(data.problem.n_mechanisms, 'error mechanism')} from {pluralize(trained, 'shot')}")
     if dem_out is not None:
         atomic.write_text(dem_out, f"{estimated}\n")

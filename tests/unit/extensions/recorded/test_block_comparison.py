@@ -49,7 +49,7 @@ def test_no_interval_without_evidence() -> None:
 
 
 def test_counts_of_blocks_are_added() -> None:
-    counts = BlockCounts()
+    counts = BlockCounts(4)
     reference, candidate = np.array([True, True, False, False]), np.array([False, True, True, False])
     counts.add(reference, candidate)
     counts.add(reference, np.zeros(4, bool))
@@ -58,6 +58,17 @@ def test_counts_of_blocks_are_added() -> None:
     assert effect.relative == 0.5 and effect.autocorrelation is None
     with pytest.raises(ValueError, match="differ in number"):
         counts.add(reference, candidate[:2])
+
+
+@pytest.mark.parametrize("chunk", [7, 300, 450])
+def test_blocks_do_not_depend_on_the_chunks(chunk: int) -> None:
+    rng = np.random.default_rng(3)
+    reference, candidate = rng.random(900) < 0.2, rng.random(900) < 0.15
+    whole, parts = BlockCounts(300), BlockCounts(300)
+    whole.add(reference, candidate)
+    for start in range(0, 900, chunk):
+        parts.add(reference[start : start + chunk], candidate[start : start + chunk])
+    assert parts.effect() == whole.effect() and len(whole) == 3
 
 
 def test_correlated_blocks_are_no_evidence() -> None:

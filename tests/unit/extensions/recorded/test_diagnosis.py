@@ -12,9 +12,11 @@ import yaml
 
 from autoqec.contracts.env import Si1000Noise
 from autoqec.errors import UsageError
-from autoqec.extensions.recorded import diagnosis as diagnosis_module
-from autoqec.extensions.recorded.check import check_blocks
-from autoqec.extensions.recorded.diagnosis import (
+from autoqec.extensions.recorded.check import check_blocks, diagnose_observables
+from autoqec.extensions.recorded.shots import RecordedShots
+from autoqec.qec import diagnosis as diagnosis_module
+from autoqec.qec.backends import Mwpm
+from autoqec.qec.diagnosis import (
     CHECKED_EVENTS,
     MIN_SHOTS,
     Diagnosis,
@@ -22,17 +24,14 @@ from autoqec.extensions.recorded.diagnosis import (
     diagnose_events,
     diagnose_first_shots,
 )
-from autoqec.extensions.recorded.observables import diagnose_observables
-from autoqec.extensions.recorded.shots import RecordedShots
-from autoqec.extensions.recorded.statistics import (
+from autoqec.qec.error_stream import ErrorStream
+from autoqec.qec.event_statistics import (
     MAX_PAIR_DETECTORS,
     ModelStatistics,
     count_events,
     model_statistics,
     statistics_of_first,
 )
-from autoqec.qec.backends import Mwpm
-from autoqec.qec.error_stream import ErrorStream
 from autoqec.qec.problem import Problem, error_model
 from autoqec.qec.sampling import LabelledSampler, Shots, sample
 from tests.support.envs import problem, surface
@@ -84,7 +83,7 @@ def test_check_of_the_first_shots_computes_the_model_once(monkeypatch: pytest.Mo
         computed.append(model_statistics(*args))
         return computed[-1]
 
-    monkeypatch.setattr("autoqec.extensions.recorded.diagnosis.model_statistics", statistics)
+    monkeypatch.setattr("autoqec.qec.diagnosis.model_statistics", statistics)
     assert (
         diagnose_first_shots(partial(EventModel.of_first, problem(3)), sample(problem(3), 10, 3).detection_events)
         is None

@@ -11,7 +11,6 @@ import pytest
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
-from autoqec.extensions.recorded import progress
 from autoqec.extensions.recorded.env import preflight
 from autoqec.qec.backends import make_baseline
 from autoqec.qec.problem import Problem
@@ -30,21 +29,6 @@ def test_frozen_env_needs_no_files_and_holds_no_shots(env_file: Path) -> None:
     assert {file.path for file in env.recorded.manifest.files} >= {"events0.b8", "flips1.01", "circuit.stim"}
     assert len(text) < 100_000
     preflight(env, env_file.parent / "data")
-
-
-def test_model_that_was_hashed_in_segments_is_compared_in_segments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "SEGMENT", 1000)
-    env_file = recorded_env(tmp_path)
-    code = load_env(env_file)[0].recorded
-    assert code is not None and code.manifest is not None
-    model = next(file for file in code.manifest.files if file.path == "circuit.stim")
-    assert model.segment_bytes == 1000 < model.bytes
-    preflight(load_env(env_file)[0], tmp_path / "data")
-    change(tmp_path / "data" / "circuit.stim")
-    with pytest.raises(UsageError, match="is not the model of the manifest"):
-        load_env(env_file)
 
 
 def test_priors_select_the_model_of_the_inner_decoder(env_file: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 import stim
 
 from autoqec.errors import UsageError
-from autoqec.extensions.recorded import likelihood
+from autoqec.extensions.recorded import estimation
 from autoqec.extensions.recorded.estimation import estimate_dem, match_moments, with_probabilities
-from autoqec.extensions.recorded.statistics import count_events
+from autoqec.qec.event_statistics import count_events
 from autoqec.qec.problem import Problem
 from tests.support.envs import problem, repetition
 
@@ -82,17 +82,17 @@ def test_mechanisms_larger_than_a_group_are_estimated() -> None:
 
 def test_every_detector_is_in_a_group_of_its_mechanisms() -> None:
     nominal = problem(3)
-    groups = [set(group.tolist()) for group in likelihood.detector_groups(nominal)]
+    groups = [set(group.tolist()) for group in estimation.detector_groups(nominal)]
     supports = [set(column.indices.tolist()) for column in nominal.H.T.tocsr()]
     assert all(any(support <= group for group in groups) for support in supports)
 
 
 def test_patterns_of_very_many_shots_are_counted_in_parts_over_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likelihood, "MAX_SHOTS", 250)
+    monkeypatch.setattr(estimation, "MAX_SHOTS", 250)
     nominal = problem(3)
     parts = drawn(nominal, 4, 8192 * 4)[:1] * 4  # equal parts of 8192 shots
     marked = [np.where(index % 4 == 0, part[:100], 0).astype(np.uint8) for index, part in enumerate(parts * 2)]
-    counter = likelihood.PatternCounter(nominal, 800)
+    counter = estimation.PatternCounter(nominal, 800)
     assert all(seen is part for seen, part in zip(counter.watch(marked), marked, strict=True))
     assert (counter.counts.sum(1) == 200).all()  # parts 0 and 4
     assert (counter.counts[:, 0] < 200).all()

@@ -11,7 +11,7 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.extensions.recorded.env import preflight
 from autoqec.extensions.recorded.example import SLICE_SHOTS, write_example
 from autoqec.extensions.recorded.split import Split
-from autoqec.extensions.recorded.statistics import count_events
+from autoqec.qec.event_statistics import count_events
 from autoqec.qec.problem import Problem
 from autoqec.store.files import load_env
 

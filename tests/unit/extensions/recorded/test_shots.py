@@ -13,12 +13,12 @@ import pytest
 import stim
 import yaml
 
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.events import ShotsRead
 from autoqec.errors import UsageError
-from autoqec.extensions.recorded import progress
 from autoqec.extensions.recorded import shots as shots_module
 from autoqec.extensions.recorded.check import check_blocks
-from autoqec.extensions.recorded.progress import SILENT
-from autoqec.extensions.recorded.shots import RecordedShots, read_chunks
+from autoqec.extensions.recorded.shots import Progress, RecordedShots, read_chunks
 from autoqec.qec.sampling import Shots, sample
 from tests.support.envs import problem
 from tests.support.memory import little_memory
@@ -299,14 +299,10 @@ def test_detector_error_model_as_model(tmp_path: Path) -> None:
     assert isinstance(recorded.source, stim.DetectorErrorModel) and len(read_all(recorded)) == 640
 
 
-def test_hashing_a_large_file_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorded = RecordedShots.open(plain_directory(tmp_path, 64, 1))
-    with (tmp_path / "events0.b8").open("r+b") as stream:
-        stream.truncate(5 << 20)
-    monkeypatch.setattr(progress, "SEGMENT", 2 << 20)
-    monkeypatch.setattr(progress, "SMALLEST_SAVED", 2 << 20)
-    with caplog.at_level("INFO", logger="autoqec"):
-        recorded.files(SILENT)
-    assert [record.getMessage() for record in caplog.records] == [f"events0.b8: {n} MiB hashed" for n in (2, 4)]
+def test_hashing_is_reported(tmp_path: Path) -> None:
+    recorded, seen = RecordedShots.open(plain_directory(tmp_path, 64, 1)), list[ShotsRead]()
+    content = bytes(5 << 20)
+    (tmp_path / "events0.b8").write_bytes(content)
+    files = {file.path: file for file in recorded.files(Progress(seen.append))}
+    assert files["events0.b8"].sha256 == sha256_bytes(content) and files["events0.b8"].bytes == 5 << 20
+    assert [event.done >> 20 for event in seen if event.what == "hashing events0.b8"] == [1, 2, 3, 4, 5]

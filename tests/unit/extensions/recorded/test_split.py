@@ -7,19 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoqec.contracts.events import ShotsRead
 from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded import shots as shots_module
 from autoqec.extensions.recorded import split as split_module
-from autoqec.extensions.recorded.decoding import compare
 from autoqec.extensions.recorded.env import open_checked
-from autoqec.extensions.recorded.progress import Reading
-from autoqec.extensions.recorded.shots import RecordedShots
-from autoqec.extensions.recorded.split import EVENTS, OBSERVABLES, Split, VisibleShots, read_span, write_visible
-from autoqec.qec.backends import make_backend
+from autoqec.extensions.recorded.shots import Progress, RecordedShots
+from autoqec.extensions.recorded.split import EVENTS, OBSERVABLES, Split, VisibleShots, write_visible
 from autoqec.qec.sampling import Shots
 from autoqec.store.files import load_env
-from tests.support.envs import problem
 from tests.support.memory import little_memory
 from tests.support.recorded import note_chunks, recorded_env
 
@@ -49,7 +46,7 @@ def test_a_span_over_two_files_is_read_in_items(
     opened: tuple[RecordedShotsCode, RecordedShots, Shots], size: int
 ) -> None:
     _, recorded, everything = opened
-    items = list(read_span(recorded, (3500, 3500), (3300, 4700), size))
+    items = list(recorded.span((3500, 3500), (3300, 4700), size))
     assert {len(item) for item in items} == {size} and len(items) == 1400 // size
     read = np.concatenate([item.detection_events for item in items])
     assert (read == everything.detection_events[3300 : 3300 + len(read)]).all()
@@ -63,7 +60,7 @@ def test_items_are_read_in_parts_that_do_not_grow_with_them(
     _, recorded, everything = opened
     monkeypatch.setattr(shots_module, "CHUNK", 64)
     chunks_read = note_chunks(monkeypatch)
-    parts = read_span(recorded, (3500, 3500), (0, 2800), 1400, part=300)
+    parts = recorded.span((3500, 3500), (0, 2800), 1400, part=300)
     read = [next(parts)]
     assert sum(chunks_read) == 320
     read += parts
@@ -78,27 +75,15 @@ def test_shots_around_a_span_are_reported_while_they_are_skipped(
     """All shots of a file are read, to count them; a candidate's part of a large file may be its last hundredth."""
     _, recorded, _ = opened
     monkeypatch.setattr(shots_module, "CHUNK", 500)
-    seen: list[tuple[str, int, int | None]] = []
-    reading = Reading(lambda what, done, total: seen.append((what, done, total)))
-    assert len(list(read_span(recorded, (3500, 3500), (5100, 5700), 100, reading=reading))) == 6
-    assert {what for what, _, _ in seen} == {"skipping shots of other parts"}
-    assert [done for _, done, _ in seen] == [500, 1000, 1500, 2400, 2900] and {total for *_, total in seen} == {2900}
+    seen: list[ShotsRead] = []
+    progress = Progress(seen.append)
+    assert len(list(recorded.span((3500, 3500), (5100, 5700), 100, progress=progress))) == 6
+    assert {event.what for event in seen} == {"skipping shots of other parts"}
+    assert [event.done for event in seen] == [500, 1000, 1500, 2400, 2900]
+    assert {event.total for event in seen} == {2900}
     seen.clear()
-    list(read_span(recorded, (3500, 3500), (0, 7000), 100, reading=reading))
+    list(recorded.span((3500, 3500), (0, 7000), 100, progress=progress))
     assert seen == []
-
-
-def test_shots_that_are_not_decoded_are_reported(
-    opened: tuple[RecordedShotsCode, RecordedShots, Shots], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shots_module, "CHUNK", 500)
-    seen: list[tuple[str, int, int | None]] = []
-    reading = Reading(lambda what, done, total: seen.append((what, done, total)))
-    decoders = {"mwpm": make_backend("mwpm", problem(3))}
-    compare(opened[1], decoders, "mwpm", (6200, 7000), 100, reading)
-    skipped = [done for what, done, total in seen if what == "skipping shots that are not decoded" and total == 6200]
-    assert skipped[:2] == [500, 1000] and skipped[-1] == 6000
-    assert [done for what, done, _ in seen if what == "decoding"] == [300, 800]
 
 
 def test_copies_are_written_in_parts(
@@ -106,9 +91,9 @@ def test_copies_are_written_in_parts(
 ) -> None:
     code, recorded, everything = opened
     monkeypatch.setattr(split_module, "CHUNK", 64)
-    amounts: list[int] = []
-    write_visible(recorded, code, tmp_path, Reading(lambda what, done, total: amounts.append(done)))
-    assert amounts[:3] == [64, 100, 164]
+    copied: list[ShotsRead] = []
+    write_visible(recorded, code, tmp_path, Progress(copied.append))
+    assert [event.done for event in copied[:3]] == [64, 100, 164]
     train = VisibleShots.open(tmp_path, "train", 24, 1).first(4000)
     assert (train.detection_events == everything.detection_events[:3500]).all()
 
@@ -120,13 +105,13 @@ def test_files_outside_a_span_are_not_opened(opened: tuple[RecordedShotsCode, Re
     )
     layout = layout.model_copy(update={"blocks": (*layout.blocks, recorded.layout.blocks[1])})
     missing = RecordedShots(recorded.directory, layout, recorded.source)
-    assert len(list(read_span(missing, (3500, 3500), (3500, 3600), 100))) == 1
+    assert len(list(missing.span((3500, 3500), (3500, 3600), 100))) == 1
 
 
 def test_another_number_of_shots_is_rejected(opened: tuple[RecordedShotsCode, RecordedShots, Shots]) -> None:
     _, recorded, _ = opened
     with pytest.raises(UsageError, match="holds 3500 shots, the manifest counts 3400"):
-        list(read_span(recorded, (3400, 3600), (0, 3400), 100))
+        list(recorded.span((3400, 3600), (0, 3400), 100))
 
 
 def test_rounds_get_training_and_validation_shots_only(

@@ -14,7 +14,7 @@ from rich.console import Console
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.recorded import RecordedManifest
-from autoqec.extensions.recorded import check, decoding, estimation, progress, shots
+from autoqec.extensions.recorded import estimation
 from autoqec.extensions.recorded.estimation import with_probabilities
 from autoqec.qec.backends import make_backend
 from autoqec.qec.sampling import sample
@@ -63,61 +63,7 @@ def test_reading_is_shown_on_a_terminal(here: Path, monkeypatch: pytest.MonkeyPa
     target = Console(file=written, force_terminal=True, width=120)
     monkeypatch.setattr(terminal, "console", lambda err: target)
     assert run_cli(group, ["check-data", "data", *(["-q"] if quiet else [])]) == 0
-    steps = ("checking block 1 of 2", "checking block 2 of 2", "estimating the model", "fitting the model", "decoding")
-    for text in (*steps, "100%"):
-        assert (text in written.getvalue()) != quiet
-
-
-@pytest.mark.parametrize(
-    ("command", "step", "before"),
-    [
-        (["check-data", "data"], "checking block 2 of 2", "checking block 1 of 2"),
-        (["check-data", "data"], "decoding", "decoding"),
-        (["add-env", "device", "--recorded", "data"], "estimating the model", "checking block 2 of 2"),
-    ],
-)
-def test_interrupted_command_continues_where_it_stopped(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: list[str],
-    step: str,
-    before: str,
-) -> None:
-    """The step in which it was interrupted continues from what was saved, and so do the steps before."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
-    for name in ("SEGMENT", "SMALLEST_SAVED"):
-        monkeypatch.setattr(progress, name, 3000)
-    monkeypatch.setattr(shots, "CHUNK", 512)
-    monkeypatch.setattr(check, "SAMPLE", 2048)
-    monkeypatch.setattr(decoding, "SAVED_SHOTS", 1000)
-    plain_directory(here / "data", 14_000, 2)
-    assert run_cli(group, [*command, "--json"]) == 0  # never interrupted
-    files = [path.read_bytes() for path in sorted(here.glob("device*"))]
-    straight = capsys.readouterr().out
-    report, reports = progress.Reading.report, list[tuple[str, int]]()
-
-    def interrupted(reading: progress.Reading, label: str, done: int, total: int | None) -> None:
-        reports.append((label, done))
-        report(reading, label, done, total)
-        if label == step and done >= 6000:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(progress.Reading, "report", interrupted)
-    again = [*command, "--json", *(["--force"] if command[0] == "add-env" else [])]
-    assert run_cli(group, again) == 130 and list((here / "cache").rglob("*.npz"))
-    capsys.readouterr()
-    read_before = len([report for report in reports if report[0] == before])
-    reports.clear()
-    monkeypatch.setattr(progress.Reading, "report", lambda *given: (reports.append(given[1:3]), report(*given))[1])
-    assert run_cli(group, again) == 0
-    if step == "decoding":
-        assert min(done for label, done in reports if label == "decoding") >= 4000
-        assert "estimating the model" not in {label for label, _ in reports}
-    else:
-        assert len([report for report in reports if report[0] == before]) < read_before
-    assert capsys.readouterr().out == straight and not list((here / "cache").rglob("*.npz"))
-    assert [path.read_bytes() for path in sorted(here.glob("device*"))] == files
+    assert ("reading recorded shots" in written.getvalue()) != quiet
 
 
 def test_predictions_of_others_are_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +121,7 @@ def test_predictions_of_other_shots_are_refused_before_anything_is_estimated(
 ) -> None:
     path = google_directory(here / "data") / "obs_flips_predicted_by_constant.01"
     path.write_bytes(path.read_bytes()[:-20])
-    monkeypatch.setattr(estimation, "estimate_recorded", lambda *given, **more: pytest.fail("estimated"))
+    monkeypatch.setattr(estimation, "estimate_dem", lambda *given, **more: pytest.fail("estimated"))
     capsys.readouterr()
     assert run_cli(group, [*command, "-q"]) == 2
     shown = capsys.readouterr().err

@@ -6,7 +6,7 @@ E is the product of 1 - 2p over the mechanisms that flip an odd number of the se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,40 +46,21 @@ class EventCounts:
         return _correlations(self.pairs / max(self.shots, 1) - np.outer(mean, mean), mean * (1 - mean))
 
 
-def n_paired(n_detectors: int) -> int:
-    """Return among how many detectors pairs are counted."""
-    return min(n_detectors, MAX_PAIR_DETECTORS)
-
-
-def count_events(
-    parts: Iterable[np.ndarray],
-    n_detectors: int,
-    start: EventCounts | None = None,
-    on_part: Callable[[EventCounts], None] = lambda counts: None,
-) -> EventCounts:
+def count_events(parts: Iterable[np.ndarray], n_detectors: int) -> EventCounts:
     """Count detection events, one part of the shots at a time.
 
     Args:
         parts: Bit-packed shots, uint8 [n, ceil(n_detectors / 8)] each.
         n_detectors: Number of detectors.
-        start: Counts of the first shots, which are then passed over in `parts`.
-        on_part: Called with the counts after each counted part; they change with the next one.
     """
-    k = n_paired(n_detectors)
+    k = min(n_detectors, MAX_PAIR_DETECTORS)
     shots, single, pairs = 0, np.zeros(n_detectors, np.int64), np.zeros((k, k))
-    if start is not None:
-        shots, single, pairs = start.shots, start.single.copy(), start.pairs.copy()
-    skip = shots
-    for part in parts:
-        packed, skip = part[skip:], max(skip - len(part), 0)
-        if not len(packed):
-            continue
+    for packed in parts:
         bits = unpack(packed, n_detectors)
         single += bits.sum(0, dtype=np.int64)
         first = bits[:, :k].astype(np.float32)  # exact: a part has fewer than 2**24 shots
         pairs += first.T @ first
         shots += len(bits)
-        on_part(EventCounts(shots, single, pairs))
     return EventCounts(shots, single, pairs)
 
 

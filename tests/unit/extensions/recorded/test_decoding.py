@@ -13,10 +13,9 @@ import yaml
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded import shots as shots_module
+from autoqec.extensions.recorded.decoding import PredictedSpan, baseline_names, check_predictions
 from autoqec.extensions.recorded.env import preflight
-from autoqec.extensions.recorded.predictions import PredictedSpan, baseline_names, check_predictions
 from autoqec.extensions.recorded.shots import RecordedShots
-from autoqec.extensions.recorded.split import read_span
 from autoqec.qec.env_summary import summarize_env
 from autoqec.store.files import load_env, parse_env
 from tests.support.recorded import plain_directory, write_predictions, write_recorded_env
@@ -37,7 +36,7 @@ def test_errors_of_a_span_are_those_of_its_shots(
     monkeypatch.setattr(shots_module, "CHUNK", 64)
     recorded = RecordedShots.open(data)
     predicted = PredictedSpan(recorded, (3500, 3500), span, ["other"])
-    parts = read_span(recorded, (3500, 3500), span, 100, part)
+    parts = recorded.span((3500, 3500), span, 100, part)
     wrong = np.concatenate([predicted.wrong_shots(shots.observables)["recorded:other"] for shots in parts])
     assert (wrong == (np.arange(*span) % 3500 % 7 == 0)).all()
 

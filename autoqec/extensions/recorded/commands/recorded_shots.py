@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,7 @@ from autoqec.reporting.text import pluralize
 
 if TYPE_CHECKING:
     from autoqec.extensions.recorded.check import BlockCheck
-    from autoqec.extensions.recorded.progress import Reading
-    from autoqec.extensions.recorded.shots import RecordedShots
+    from autoqec.extensions.recorded.shots import Progress, RecordedShots
     from autoqec.qec.problem import Problem
 
 NAME = "recorded_shots"
@@ -40,48 +38,37 @@ def open_recorded(directory: Path) -> tuple[RecordedShots, Problem, tuple[str, .
 
 
 @contextmanager
-def shown_reading(directory: Path, out: Output) -> Iterator[Reading]:
-    """Show on the terminal how much of the shots in a directory is read; keep intermediate results until the end."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    from autoqec.extensions.recorded.progress import Reading
+def shown_progress(out: Output) -> Iterator[Progress]:
+    """Show on a terminal how much was read; print nothing inside, since it would be written across it."""
+    from autoqec.contracts.events import Event, ShotsRead
+    from autoqec.extensions.recorded.shots import Progress
     from autoqec.reporting.terminal import console
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     target = console(err=True)
-    shown = target.is_interactive and not out.quiet
-    redirect = sys.stdout.isatty()  # results go to the same terminal, or stay in the file that stdout is
-    with Progress(*columns, console=target, transient=True, redirect_stdout=redirect, disable=not shown) as bar:
-        task = bar.add_task("", total=None)
-        label = ""
+    if out.quiet or not target.is_interactive:
+        yield Progress()
+        return
+    with target.status("reading recorded shots") as status:
 
-        def on_read(now: str, done: int, total: int | None) -> None:
-            nonlocal label
-            if now != label:  # the remaining time is that of one file
-                label = now
-                bar.reset(task, description=now, total=total)
-            bar.update(task, completed=done)
+        def show(event: Event) -> None:
+            if isinstance(event, ShotsRead):
+                status.update(event.what + (f" {100 * event.done // event.total}%" if event.total else ""))
 
-        with Reading.resumable(directory, on_read) as reading:
-            yield reading
+        yield Progress(show)
 
 
-def diagnose(recorded: RecordedShots, problem: Problem, out: Output, reading: Reading) -> list[BlockCheck]:
+def diagnose(recorded: RecordedShots, problem: Problem, out: Output) -> list[BlockCheck]:
     """Read all shots and print the diagnoses of each block; read predictions of other decoders if the shots fit.
 
     Raises:
         UsageError: A file is damaged, or disagrees with another in its shots.
     """
     from autoqec.extensions.recorded.check import check_blocks, describe_block
-    from autoqec.extensions.recorded.diagnosis import MIN_SHOTS
-    from autoqec.extensions.recorded.predictions import check_predictions
+    from autoqec.extensions.recorded.decoding import check_predictions
+    from autoqec.qec.diagnosis import MIN_SHOTS
 
-    total = len(recorded.layout.blocks)
-
-    def on_block(index: int, check: BlockCheck) -> None:
-        out.note(f"checked block {index + 1} of {total}")
-
-    checks = check_blocks(recorded, problem, on_block, reading=reading)
+    with shown_progress(out) as progress:
+        checks = check_blocks(recorded, problem, progress=progress)
     for index, check in enumerate(checks):
         shots = "not readable" if check.counts is None else pluralize(check.counts.shots, "shot")
         few = check.counts is not None and check.counts.shots < MIN_SHOTS
@@ -93,5 +80,6 @@ def diagnose(recorded: RecordedShots, problem: Problem, out: Output, reading: Re
             out.say(f"    likely cause: {diagnosis.cause}")
     if not any(diagnosis.error for check in checks for diagnosis in check.diagnoses):
         shots_of_blocks = [0 if check.counts is None else check.counts.shots for check in checks]
-        check_predictions(recorded, shots_of_blocks, reading=reading)
+        with shown_progress(out) as progress:
+            check_predictions(recorded, shots_of_blocks, progress=progress)
     return checks
