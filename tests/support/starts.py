@@ -8,6 +8,8 @@ from typing import Any
 from autoqec import locate
 from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.run_spec import RunSpec
+from autoqec.extensions.language_models.llm_roles import LlmRoles
+from autoqec.extensions.language_models.plugin import ModelOptions
 from autoqec.orchestrator.roles import search
 from autoqec.orchestrator.run import CheckedRun, Roles, RolesFactory, Run
 from autoqec.orchestrator.run_checks import check
@@ -54,3 +56,18 @@ def resume_run(
     checked = check(RunRequest(found, spec, layout=layout), on_event, own_roles=True)
     roles = roles or Roles(search(spec.ideator))
     return Run.open(checked, roles, on_event=on_event, withdraw_stop=withdraw_stop)
+
+
+def model_roles(
+    run: Run,
+    on_event: OnEvent = ignore,
+    *,
+    ideator: str = "llm",
+    budget: dict[str, float] | None = None,
+    **options: Any,
+) -> Roles:
+    """Return the roles of an opened run with these options of language models."""
+    spec = run.info.model_copy(update={"ideator": ideator, "budget": budget or {}})
+    request = RunRequest(run.repo, spec, frozenset(options))
+    run.info = spec.with_block(ModelOptions(**options).resolved(request))
+    return LlmRoles(run, on_event).roles()

@@ -28,6 +28,7 @@ from autoqec.verification.verifier import run_verification
 from tests.support.archives import git
 from tests.support.envs import surface
 from tests.support.runs import RUN_ID, make_run
+from tests.support.starts import resume_run
 from tests.support.verification import CONFIG, request
 
 ROUNDS = si1000.MAX_UNROLLED + 2  # the loop has one repetition less
@@ -112,11 +113,11 @@ def test_its_run_is_not_resumed(made: tuple[Path, str], tmp_path: Path, monkeypa
     git(tmp_path, "init", "-q")
     layout = make_run(tmp_path, 2)
     layout.env.write_text(dump_config(long_env().dump()), encoding="utf-8")
-    monkeypatch.setattr(run_checks, "_require_unchanged", lambda *_: [])  # the env was replaced
+    monkeypatch.setattr(run_checks, "_require_unchanged", lambda *_: None)  # the env was replaced
     layout.round(2).dir.mkdir(exist_ok=True)
     layout.round(2).manifest.write_text(json.dumps(manifest(made[1]).dump()), encoding="utf-8")
     with pytest.raises(ManualInterventionRequired) as caught:
-        run_checks.check_resume(RUN_ID, tmp_path)
+        resume_run(RUN_ID, tmp_path)
     check(caught.value, f"run {RUN_ID}, round 2")
 
 
@@ -126,10 +127,10 @@ def test_damaged_manifest_does_not_hide_the_next_one(
     git(tmp_path, "init", "-q")
     layout = make_run(tmp_path, 2)
     layout.env.write_text(dump_config(long_env().dump()), encoding="utf-8")
-    monkeypatch.setattr(run_checks, "_require_unchanged", lambda *_: [])  # the env was replaced
+    monkeypatch.setattr(run_checks, "_require_unchanged", lambda *_: None)  # the env was replaced
     for number, text in ((1, "{"), (2, json.dumps(manifest(made[1]).dump()))):
         layout.round(number).dir.mkdir(exist_ok=True)
         layout.round(number).manifest.write_text(text, encoding="utf-8")
     with pytest.raises(ManualInterventionRequired) as caught:
-        run_checks.check_resume(RUN_ID, tmp_path)
+        resume_run(RUN_ID, tmp_path)
     check(caught.value, f"run {RUN_ID}, round 2")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.events import Event
 from autoqec.contracts.history import Begun
@@ -28,7 +29,6 @@ from autoqec.orchestrator.run import Roles, Run
 from autoqec.runner import trial as runner_trial
 from autoqec.store import jsonl
 from autoqec.store.jsonl import read_contracts
-from autoqec.store.run_state import fold
 from tests.conftest import made_workspace
 from tests.support.role_views import ideator_view
 from tests.support.rounds import row
