@@ -25,7 +25,8 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.stats import count_pairs, error_mask, paired_effect
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import MatchingFinetune, OptInfo, SupervisedEdges
-from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, Samples, ShotSampler
+from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, ShotSampler
+from autoqec.runner.samples import Samples
 
 TRAINING_P, SEED, LOG_STEPS = 0.005, 1, 200
 EDGES_PER_STEP = 20_000  # the distances take turns, with batches of about this many edges

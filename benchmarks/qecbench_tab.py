@@ -37,11 +37,10 @@ from autoqec.ideators import space
 from autoqec.ideators.space import Config
 from autoqec.qec import backends, sampling, stats
 from autoqec.qec.problem import Problem
-from autoqec.runner import training_cost
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.spec import one_line, out_layout
-from autoqec.runner.training import TrainingBudget, phases, train
+from autoqec.runner.training import TrainingBudget, phases, train, training_flops
 from autoqec.store import files, jsonl
 from autoqec.system import machine
 from benchmarks.ideators.table import DEFAULT, pack
@@ -179,7 +178,7 @@ class EnvBenchmark:
         if cost.n_params > bounds.max_params or cost.flops_per_syndrome > bounds.max_flops_per_syndrome:
             raise RoundError("compile_error", f"{cost} exceeds the env's limits")
         agent = PredecoderAgent(model, cost.flops_per_syndrome)
-        budget = TrainingBudget.of(profile, dsl, training_cost.training_flops(model, problem.n_detectors))
+        budget = TrainingBudget.of(profile, dsl, training_flops(model, problem.n_detectors))
         with tempfile.TemporaryDirectory(prefix="qecbench-") as scratch:
             logger = TrainLogger(out_layout(Path(scratch)), snapshot_mode="none")
             train(agent, phases(problem, dsl, profile, budget, job.seed), dsl, logger, job.seed)

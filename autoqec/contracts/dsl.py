@@ -192,8 +192,11 @@ class TrainingConfig(Contract):
     `sync`), and `policy_gradient` if `hard_flip` is to be fine-tuned.
     """
 
-    loop: Literal["minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval"] = Field(
-        default="minibatch", description="training loop; `_eval` also records validation figures while training"
+    loop: str = Field(
+        default="minibatch",
+        pattern=r"^[a-z][a-z0-9_]{0,63}$",
+        description="training loop: minibatch, sync, async, or one that an extension registers; "
+        "`_eval` (as in sync_eval) also records validation figures while training",
     )
     init: Literal["fresh", "parent"] = Field(
         default="fresh", description="fresh weights, or those of the round it forks from"

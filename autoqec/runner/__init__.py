@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 _LOOPS = {
-    "MinibatchRl": "autoqec.runner.loops.minibatch",
-    "MinibatchRlEval": "autoqec.runner.loops.minibatch",
-    "SyncRl": "autoqec.extensions.training_loops.sync",
-    "SyncRlEval": "autoqec.extensions.training_loops.sync",
-    "AsyncRl": "autoqec.extensions.training_loops.async_rl",
-    "AsyncRlEval": "autoqec.extensions.training_loops.async_rl",
+    "MinibatchRl": "minibatch",
+    "MinibatchRlEval": "minibatch_eval",
+    "SyncRl": "sync",
+    "SyncRlEval": "sync_eval",
+    "AsyncRl": "async",
+    "AsyncRlEval": "async_eval",
 }
 
 __all__ = ["AsyncRl", "AsyncRlEval", "MinibatchRl", "MinibatchRlEval", "SyncRl", "SyncRlEval"]
@@ -22,6 +22,6 @@ __all__ = ["AsyncRl", "AsyncRlEval", "MinibatchRl", "MinibatchRlEval", "SyncRl",
 def __getattr__(name: str) -> Any:
     if name not in _LOOPS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from autoqec.runner.minibatch import find_loop
 
-    return getattr(import_module(_LOOPS[name]), name)
+    return find_loop(_LOOPS[name])

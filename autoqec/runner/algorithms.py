@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from autoqec.contracts.dsl import Labels
-from autoqec.extensions.training_loops.replay_buffer import FieldSelection
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import Agent, PredecoderAgent
-from autoqec.runner.samplers import Samples
+from autoqec.runner.samples import FieldSelection, Samples
 
 FOCAL_GAMMA = 2.0
 POSITIVE_WEIGHT = 2.0
@@ -47,14 +46,13 @@ class GradientAlgo(ABC):
         """
         return self.samples_to_buffer
 
-    def initialize(self, agent: Agent, *, n_itr: int, batch_size: int, rank: int = 0) -> None:
+    def initialize(self, agent: Agent, *, n_itr: int, batch_size: int) -> None:
         """Create the optimizer; the agent must be on its device already.
 
         Args:
             agent: What is trained.
             n_itr: Number of batches.
             batch_size: Samples per batch, over all ranks.
-            rank: Rank of this process.
         """
         self.agent, self.n_itr, self.batch_size = agent, n_itr, batch_size
         self._warmup = min(self.warmup_shots, 0.05 * n_itr * batch_size)

@@ -28,12 +28,12 @@ from autoqec.decoders.latency import predict_time_ratio
 from autoqec.errors import AutoqecError, ContractError, RoundError
 from autoqec.qec.circuit_hash import require_circuit
 from autoqec.qec.problem import Problem
-from autoqec.runner import devices, training_cost
+from autoqec.runner import devices
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.family import build_agent, member_problems
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult, ChildSpec, ChildStatus, one_line, out_layout
-from autoqec.runner.training import Phase, TrainingBudget, phases, train
+from autoqec.runner.training import Phase, TrainingBudget, phases, train, training_flops
 from autoqec.store import atomic, files
 
 TIME_MARGIN = 1.5  # by which times on a loaded machine vary; the verifier has none
@@ -93,7 +93,7 @@ class RoundTask:
         self.problems = member_problems(problem)
         self.agents = (self.agent, *self.agent.members)
         flops_per_shot = [
-            training_cost.training_flops(agent.model, each.n_detectors)
+            training_flops(agent.model, each.n_detectors)
             for agent, each in zip(self.agents, self.problems, strict=True)
         ]
         budget = TrainingBudget.of(spec.profile, self.dsl, sum(flops_per_shot) // len(flops_per_shot))

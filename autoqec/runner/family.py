@@ -15,7 +15,8 @@ from autoqec.decoders.family import compile_members
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import Agent, PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
-from autoqec.runner.samplers import Sampler, Samples, TrajInfos
+from autoqec.runner.samplers import Sampler
+from autoqec.runner.samples import Samples, TrajInfos
 
 
 def member_problems(problem: Problem) -> tuple[Problem, ...]:
@@ -78,14 +79,14 @@ class FamilyAlgo(GradientAlgo):
         super().__init__(learning_rate=algos[0].learning_rate)
         self.algos = algos
 
-    def initialize(self, agent: Agent, *, n_itr: int, batch_size: int, rank: int = 0) -> None:
+    def initialize(self, agent: Agent, *, n_itr: int, batch_size: int) -> None:
         """Create the optimizer; every circuit's agent moves to the device of the target's."""
         assert isinstance(agent, PredecoderAgent)
         self.agent, self.agents = agent, (agent, *agent.members)
         for algo, member in zip(self.algos, self.agents, strict=True):
             member.is_data_parallel = agent.is_data_parallel
             member.to_device(str(agent.device))
-            algo.initialize(member, n_itr=n_itr, batch_size=batch_size, rank=rank)
+            algo.initialize(member, n_itr=n_itr, batch_size=batch_size)
             algo.share_optimizer(self.algos[0])
         self.optimizer = self.algos[0].optimizer
 

@@ -6,7 +6,6 @@ A shot is a trajectory of one step. Training seeds come from the env's train ban
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,57 +14,18 @@ import numpy as np
 from autoqec.contracts.dsl import Labels
 from autoqec.contracts.env import Band
 from autoqec.errors import RoundError, UsageError
-from autoqec.extensions.training_loops.replay_buffer import GAP
 from autoqec.qec import sampling
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import decode_both
 from autoqec.runner.round_memory import MAX_LABEL_BYTES, SHOTS_PER_DRAW
+from autoqec.runner.samples import GAP, Samples, TrajInfos
 from autoqec.runner.shot_source import ShotSource
 
 MAX_GAP = 20.0  # nats; larger gaps are not computed, such shots are far from failure
 NEAR_FAILURE_SHOTS_PER_DRAW = 8192  # a few of which are near failure; a batch waits for a whole draw
 MAX_EMPTY_DRAWS = 256  # consecutive draws without a shot near failure before the sampler gives up
-
-TrajInfos = dict[str, np.ndarray]  # statistics by name, one value per completed trajectory
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """A batch; every field that is not None has one row per shot.
-
-    Attributes:
-        detections: Detection events, uint8 [n, n_detectors].
-        observables: Whether each observable flipped, bool [n, n_observables].
-        edges: Labels, uint8 [n, n_edges], or float32 if they are probabilities.
-        flips: Error mechanisms that a policy flipped, uint8 [n, n_faults].
-        rewards: Rewards of these actions, float32 [n].
-        log_probs: Log-probabilities of these actions under the policy that took them, float32 [n].
-    """
-
-    detections: np.ndarray
-    observables: np.ndarray | None = None
-    edges: np.ndarray | None = None
-    flips: np.ndarray | None = None
-    rewards: np.ndarray | None = None
-    log_probs: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.detections)
-
-    def __getitem__(self, part: slice | np.ndarray) -> Samples:
-        return Samples(**{name: values[part] for name, values in self.fields().items()})
-
-    def fields(self) -> dict[str, np.ndarray]:
-        """Return the fields that are not None."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: values for name, values in found.items() if values is not None}
-
-    def concatenated(self, other: Samples) -> Samples:
-        """Return this batch followed by another with the same fields."""
-        own_fields, other_fields = self.fields(), other.fields()
-        return Samples(**{name: np.concatenate([own_fields[name], other_fields[name]]) for name in own_fields})
 
 
 def partition_seed_range(band: Band, rank: int, world_size: int) -> Band:

@@ -44,40 +44,7 @@ def test_links_between_pages_resolve() -> None:
             assert (page.parent / link).exists(), f"{page.relative_to(docs)} -> {link}"
 
 
-# Quoted on the pages, and not the name of a test.
-FAILPOINTS = {"test_registered"}
-
-
-def named_tests() -> list[tuple[str, str, str]]:
-    """(page, test file or "" for any, pattern of the test's name) for every test that a contract page names."""
-    found = []
-    for page in sorted(generate.CONTRACTS.glob("*.md")):
-        file = ""
-        for quoted in re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")):
-            match = re.fullmatch(r"((?:tests/[\w/]+|test_\w+)(?:\.py)?)?(?:::(\w+)([…*]?)(?:\[[^\]]*\])?)?", quoted)
-            if match is None or quoted in FAILPOINTS or page.name == "seed-map.md":
-                continue
-            if match[1] and match[1].removesuffix(".py") not in STEMS and "/" not in match[1]:
-                found.append((page.name, "", match[1]))
-                continue
-            file = match[1] or file
-            found.append((page.name, file, (match[2] or "") + ("" if match[3] or not match[2] else r"\b")))
-    return found
-
-
 ROOT = generate.CONTRACTS.parents[1]
-TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
-STEMS = {path.stem for path in TEST_FILES}
-
-
-def test_tests_that_the_pages_name_exist() -> None:
-    code = {path: path.read_text(encoding="utf-8") for path in TEST_FILES}
-    assert len(named_tests()) > 200
-    for page, file, name in named_tests():
-        paths = [ROOT / file] if "/" in file else [path for path in code if path.stem == file.removesuffix(".py")]
-        assert file == "" or all(path.exists() for path in paths), f"{page}: {file}"
-        texts = [text for path, text in code.items() if file == "" or path in paths]
-        assert not name or any(re.search(rf"(def|class) {name}", text) for text in texts), f"{page}: {file}::{name}"
 
 
 def test_decision_records_are_numbered_and_listed() -> None:

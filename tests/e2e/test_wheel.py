@@ -58,7 +58,12 @@ def test_wheel_has_one_top_level_package_and_no_duplicates(wheel: Path) -> None:
     assert {f"autoqec/{name}" for name in tracked} <= set(names)
     data = (
         *("py.typed", "data/configs/toy_inmemory.yaml"),
-        *("llm/prices.yaml", "qec/weighted_mwpm.c", "decoders/local_network.c", "decoders/local_kernel.c"),
+        *(
+            "extensions/language_models/clients/prices.yaml",
+            "qec/weighted_mwpm.c",
+            "decoders/local_network.c",
+            "decoders/local_kernel.c",
+        ),
     )
     assert {f"autoqec/{name}" for name in data} <= set(names)
 

@@ -16,7 +16,8 @@ from autoqec.extensions.training_loops.policy_gradient import PolicyGradient, Po
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, MatchingFinetune, SupervisedEdges
-from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, Samples, ShotSampler, TrajInfos
+from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, ShotSampler
+from autoqec.runner.samples import Samples, TrajInfos
 from autoqec.store import files
 from tests.unit.runner.conftest import SMALL, SMOKE, make_agent
 

@@ -24,17 +24,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from autoqec.contracts.dsl import ReplayConfig
+from autoqec.contracts.dsl import ReplayConfig, TrainingConfig
 from autoqec.errors import UsageError
 from autoqec.extensions.training_loops import replay_buffer as shared_replay
 from autoqec.extensions.training_loops.process_group import Worker
-from autoqec.extensions.training_loops.ranks import BuildFn, RankLoop
+from autoqec.extensions.training_loops.ranks import RankLoop
 from autoqec.extensions.training_loops.replay_buffer import DoubleBuffer, ReplayBuffer, Throttle
 from autoqec.extensions.training_loops.shared_memory import Mutex, SharedArray
 from autoqec.runner.agents import Agent
 from autoqec.runner.algorithms import OptInfo
-from autoqec.runner.loops.minibatch import TRAJ_WINDOW, MinibatchRl, MinibatchRlBase, MinibatchRlEval
-from autoqec.runner.samplers import Samples, TrajInfos
+from autoqec.runner.minibatch import TRAJ_WINDOW, BuildFn
+from autoqec.runner.samples import Samples, TrajInfos
 
 POLL_S = 0.001
 VERSION_FIGURE = "ParameterVersion"
@@ -102,11 +102,11 @@ class SamplerTask:
     throttle: Throttle | None
 
 
-class _AsyncLoop(RankLoop):
-    """The part that both asynchronous loops share.
+class AsyncRl(RankLoop):
+    """Measure performance on online samples: those that arrived since the last row.
 
     Args:
-        args: See `MinibatchRlBase`; `n_steps` counts samples drawn, over all samplers.
+        args: See `MinibatchRl`; `n_steps` counts samples drawn, over all samplers.
         replay: Ratio, size, number of samplers and throttle.
         replay_buffer: The buffer that a spawned rank draws from.
         settings: Keyword arguments of `RankLoop`. Ranks and `device` are the optimizer's; samplers are on the CPU.
@@ -120,6 +120,11 @@ class _AsyncLoop(RankLoop):
         if replay_buffer is not None:
             self.replay = replay_buffer
         self._waited = 0.0
+
+    @classmethod
+    def options(cls, training: TrainingConfig, build: BuildFn) -> dict[str, Any]:
+        """Return the keyword arguments of this loop that a config sets: device or ranks, and replay."""
+        return super().options(training, build) | {"replay": training.replay}
 
     def startup(self) -> int:
         """Start up as every loop does, then allocate the buffers and start the processes."""
@@ -198,12 +203,13 @@ class _AsyncLoop(RankLoop):
             if self.rank:
                 self._follow()
                 return
-            self.before_training(n_itr)
+            if self.evaluates_offline:
+                self.log_diagnostics(0, n_itr)
             self.optimize(n_itr)
             self._announce(LAST_UPDATE)
             self.workers.join()
-            if self.replay.appended != self.cum_steps or self._cum_updates != self._last_updates:
-                self.log_diagnostics(self._cum_updates, n_itr, self.traj_figures(self._cum_updates - 1))
+            if self.replay.appended != self.counter.steps or self.counter.new_updates:
+                self.log_diagnostics(self.counter.updates, n_itr)
         finally:
             self.sampler.shutdown()
 
@@ -222,21 +228,20 @@ class _AsyncLoop(RankLoop):
 
     def optimize(self, n_itr: int) -> None:
         """Take the updates that the throttle allows until the samplers have finished; at least one."""
-        total, last = self.n_batches * self.sampler.batch_size, n_itr
-        while self._cum_updates < last:
+        count, total, last = self.counter, self.n_batches * self.sampler.batch_size, n_itr
+        while count.updates < last:
             drawn = self.replay.appended
             if drawn == total and last == n_itr and self.settings.throttle == "optimizer":
                 pending_updates = math.ceil(2 * self.settings.samplers * self.settings.ratio / self.world_size)
-                last = min(n_itr, self._cum_updates + pending_updates)
-            if not self.throttle.allows_update(self._cum_updates, drawn):
+                last = min(n_itr, count.updates + pending_updates)
+            if not self.throttle.allows_update(count.updates, drawn):
                 self.workers.check()
                 time.sleep(POLL_S)
                 self._waited += POLL_S
                 continue
-            self.update(max(self._cum_updates, min(n_itr - 1, n_itr * drawn // total - 1)))
-            done = self._cum_updates
-            if done % self.log_interval_itrs == 0 and done < last:
-                self.log_diagnostics(done, n_itr, self.traj_figures(done - 1))
+            self.update(max(count.updates, min(n_itr - 1, n_itr * drawn // total - 1)))
+            if count.updates % self.log_interval_itrs == 0 and count.updates < last:
+                self.log_diagnostics(count.updates, n_itr)
 
     def update(self, itr: int) -> None:
         """Take one optimizer step on stored samples and publish the parameters.
@@ -245,9 +250,8 @@ class _AsyncLoop(RankLoop):
             itr: Position in the learning-rate schedule: by updates, or by samples drawn if that is further.
         """
         self._announce(itr)
-        opt_info = self._step(itr)
-        self.store_diagnostics({}, 0, opt_info)
-        self._updates.array[0] = self._cum_updates
+        self.store_update(self._step(itr))
+        self._updates.array[0] = self.counter.updates
         self.parameter_server.publish(self.agent)
         self.workers.check()
 
@@ -257,23 +261,23 @@ class _AsyncLoop(RankLoop):
         self.agent.train_mode(itr)
         return self.algo.optimize_agent(itr, Samples(**self.selection.restore(rows, self._widths)))
 
-    def store_diagnostics(self, traj_infos: TrajInfos, n: int, opt_info: OptInfo) -> None:
-        """Count an update; samples are counted as they arrive."""
-        before = self.cum_steps
-        MinibatchRlBase.store_diagnostics(self, traj_infos, n, opt_info)
-        self.cum_steps = before
+    def traj_figures(self, itr: int) -> dict[str, Any]:
+        """Count the samples that have arrived, and return statistics of those since the last row, or evaluate."""
+        figures = self.offline_figures(itr) if self.evaluates_offline else {}
+        arrived = self.replay.appended - self.counter.steps
+        self.counter.add_samples(arrived, arrived)
+        if self.evaluates_offline:
+            return figures
+        since = self.counter.steps - self.counter.new_steps
+        self._window = deque([self.replay.figures(since, TRAJ_WINDOW * self.sampler.batch_size)])
+        return self.online_figures()
 
-    def count_arrived(self) -> None:
-        """Read the number of samples that have arrived, once per row of diagnostics."""
-        self.cum_steps = self._cum_trajs = self.replay.appended
-        self._new_trajs = self.cum_steps - self._last_steps
-
-    def replay_figures(self, updates: int) -> dict[str, Any]:
+    def replay_figures(self) -> dict[str, Any]:
         """Return the achieved replay ratios and how long the optimizer waited."""
-        new = self.cum_steps - self._last_steps
+        count = self.counter
         return {
-            "ReplayRatio": self.throttle.achieved_ratio(updates, new),
-            "CumReplayRatio": self.throttle.achieved_ratio(self._cum_updates, self.cum_steps),
+            "ReplayRatio": self.throttle.achieved_ratio(count.new_updates, count.new_steps),
+            "CumReplayRatio": self.throttle.achieved_ratio(count.updates, count.steps),
             "ReplayRatioSet": self.settings.ratio,
             "OptimizerWaited": round(self._waited, 3),
             "ParametersPublished": self.parameter_server.version,
@@ -282,28 +286,13 @@ class _AsyncLoop(RankLoop):
 
     def get_itr_snapshot(self, itr: int) -> dict[str, Any]:
         """Return the state after update `itr`; `cum_steps` counts samples drawn."""
-        return super().get_itr_snapshot(itr) | {"cum_steps": self.cum_steps}
+        return super().get_itr_snapshot(itr) | {"cum_steps": self.counter.steps}
 
 
-class AsyncRl(_AsyncLoop, MinibatchRl):
-    """Measure performance on online samples: those that arrived since the last row."""
-
-    def traj_figures(self, itr: int) -> dict[str, Any]:
-        """Return statistics of the samples that arrived since the last row."""
-        self.count_arrived()
-        figures = self.replay.figures(self._last_steps, TRAJ_WINDOW * self.sampler.batch_size)
-        self._window = deque([figures])
-        return super().traj_figures(itr)
-
-
-class AsyncRlEval(_AsyncLoop, MinibatchRlEval):
+class AsyncRlEval(AsyncRl):
     """Measure performance on offline samples, which the optimizer's process decodes while samplers continue."""
 
-    def traj_figures(self, itr: int) -> dict[str, Any]:
-        """Evaluate the agent and return the statistics."""
-        figures = super().traj_figures(itr)
-        self.count_arrived()
-        return figures
+    evaluates_offline = True
 
 
 def figure_arrays(figures: TrajInfos, version: int, n: int) -> dict[str, np.ndarray]:

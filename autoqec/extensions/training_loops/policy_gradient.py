@@ -16,16 +16,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from autoqec.contracts.dsl import TrainingConfig
 from autoqec.errors import UsageError
-from autoqec.extensions.training_loops.replay_buffer import GAP, FieldSelection
 from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
 from autoqec.runner.round_memory import SHOTS_PER_DRAW
-from autoqec.runner.samplers import NearFailureSampler, Samples, ShotSampler, TrajInfos
+from autoqec.runner.samplers import NearFailureSampler, ShotSampler
+from autoqec.runner.samples import GAP, FieldSelection, Samples, TrajInfos
 
 MAX_IMPORTANCE_WEIGHT = 2.0  # bound on the likelihood ratio of an action of older parameters
+
+
+def finetuning(
+    problem: Problem, training: TrainingConfig, seed: int, **shots: Any
+) -> tuple[PolicySampler, PolicyGradient]:
+    """Return sampler and algorithm of fine-tuning by reward: the entry point of a config with `policy_gradient`.
+
+    Args:
+        problem: The circuit.
+        training: The config; its block `policy_gradient` is present.
+        seed: Seed of the training.
+        shots: Keyword arguments of `ShotSampler`.
+    """
+    assert training.policy_gradient is not None
+    reward = training.policy_gradient.dump()
+    sampler = PolicySampler(problem, training.batch_size, seed, gap=training.finetune_gap, **shots, **reward)
+    return sampler, PolicyGradient(learning_rate=training.finetune_learning_rate, **reward)
 
 
 class PlainSampler(ShotSampler):

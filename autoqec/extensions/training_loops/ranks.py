@@ -7,7 +7,6 @@ is the calling process: it alone logs, evaluates and saves snapshots.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autoqec.contracts.dsl import TrainingConfig
 from autoqec.extensions.training_loops import shared_memory_group
 from autoqec.extensions.training_loops.process_group import Worker, WorkerGroup
 from autoqec.extensions.training_loops.shared_memory_group import Exchange
-from autoqec.runner.agents import Agent
-from autoqec.runner.algorithms import GradientAlgo
+from autoqec.runner.devices import resolve_device, resolve_rank_device
 from autoqec.runner.logger import NullLogger
-from autoqec.runner.loops.minibatch import MinibatchRlBase
-from autoqec.runner.samplers import Sampler
+from autoqec.runner.minibatch import BuildFn, MinibatchRl
 from autoqec.system import machine
 
-BuildFn = Callable[[], tuple[Agent, Sampler, GradientAlgo]]
 RENDEZVOUS_TIMEOUT_S = 60
 
 
-class RankLoop(MinibatchRlBase):
+class RankLoop(MinibatchRl):
     """The part that all loops over ranks share.
 
     Args:
-        args: See `MinibatchRlBase`.
+        args: See `MinibatchRl`.
         build: Builds agent, sampler and algorithm as they are before startup; it is pickled.
         backend: Gloo for CPUs, nccl for one GPU per rank. Where the sandbox allows no sockets, gloo is replaced by
             shared memory (`shared_memory_group`).
@@ -41,7 +38,7 @@ class RankLoop(MinibatchRlBase):
         worker: Connection of a spawned rank to rank 0.
         rendezvous_file: File through which the ranks of a spawned rank's group find each other.
         exchange: Shared memory of the group, if it does not use sockets.
-        settings: Keyword arguments of `MinibatchRlBase`. There may be more ranks (`world_size`) than CPUs.
+        settings: Keyword arguments of `MinibatchRl`. There may be more ranks (`world_size`) than CPUs.
     """
 
     def __init__(
@@ -62,6 +59,15 @@ class RankLoop(MinibatchRlBase):
         self._temp_dir: tempfile.TemporaryDirectory[str] | None = None
         if rank_devices:
             self.device = rank_devices[self.rank]
+
+    @classmethod
+    def options(cls, training: TrainingConfig, build: BuildFn) -> dict[str, Any]:
+        """Return the keyword arguments of this loop that a config sets: its ranks, or a device."""
+        if training.sync is None:
+            return {"build": build, "device": resolve_device(training.device)}
+        ranks = training.sync.ranks
+        devices = tuple(resolve_rank_device(training, rank) for rank in range(ranks))
+        return {"build": build, "world_size": ranks, "backend": training.sync.backend, "rank_devices": devices}
 
     def startup(self) -> int:
         """Start up as every loop does, with the rank's GPU as the current one."""

@@ -8,44 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from autoqec.errors import UsageError
 from autoqec.extensions.training_loops.shared_memory import Mutex, SharedArray, TokenPipe
+from autoqec.runner.samples import GAP, Fields, FieldSelection
 
-Fields = dict[str, np.ndarray]  # arrays by name, one row per shot
 END = 255
-GAP = "Gap"  # statistic: complementary gap of the baseline's matching, in nats
-
-
-@dataclass(frozen=True)
-class FieldSelection:
-    """Fields of a batch that the replay buffer keeps: the value of an algorithm's `samples_to_buffer`.
-
-    Attributes:
-        names: The fields.
-        bits: Those of them that are stored as bits.
-    """
-
-    names: tuple[str, ...]
-    bits: tuple[str, ...] = ()
-
-    def __call__(self, fields: Mapping[str, np.ndarray]) -> Fields:
-        """Select and pack the fields to store."""
-        return {name: self._pack_field(name, fields[name]) for name in self.names}
-
-    def restore(self, rows: Fields, widths: Mapping[str, int]) -> Fields:
-        """Unpack rows as the sampler produced them; `widths` has the columns of fields stored as bits."""
-        return {
-            name: np.unpackbits(values, axis=1, count=widths[name], bitorder="little") if name in self.bits else values
-            for name, values in rows.items()
-        }
-
-    def _pack_field(self, name: str, values: np.ndarray) -> np.ndarray:
-        return np.packbits(values, axis=1, bitorder="little") if name in self.bits else values
 
 
 class SharedRows:

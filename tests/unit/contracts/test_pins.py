@@ -58,7 +58,7 @@ def test_pins_that_conflict_with_a_proposal_are_reported() -> None:
         ({"trainig.loop": "async"}, "perhaps training.loop"),
         ({"training": 1}, "unknown key `training`"),
         ({"hidden": 8}, "perhaps mlp.hidden, gnn.hidden"),
-        ({"training.loop": "parallel"}, "field `training.loop`: Input should be 'minibatch'"),
+        ({"training.loop": "Mini Batch"}, "field `training.loop`"),
         ({"training.batch_size": 4}, "training.batch_size.*greater than or equal to 8"),
         ({"training.batch_size": {"size": 4}}, "training.batch_size.*valid integer"),
         ({"training.loop": "async", "training.replay.ratio": 0}, "training.replay.ratio.*greater than 0"),

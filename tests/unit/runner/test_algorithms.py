@@ -15,7 +15,7 @@ from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, MatchingFinetune, SupervisedEdges
-from autoqec.runner.samplers import Samples
+from autoqec.runner.samples import Samples
 
 from .conftest import make_agent
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from autoqec.contracts.dsl import TrainingConfig, parse_dsl
+from autoqec.contracts.dsl import PolicyConfig, SyncConfig, TrainingConfig, parse_dsl
 from autoqec.contracts.pins import apply_pins, validate_pins
 from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import UsageError
@@ -168,3 +168,14 @@ def test_visible_gpus_follow_the_scheduler(
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     assert machine.visible_gpus(tmp_path) == expected
+
+
+def test_missing_loop_is_refused_with_the_installed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"'turbo' is not installed.*async_eval") as refusal:
+        require_available(TrainingConfig(loop="turbo"))
+    assert refusal.value.location == "training.loop"
+    monkeypatch.setattr("autoqec.plugins.names", lambda group: ())
+    for training in (TrainingConfig(loop="sync", sync=SyncConfig()), TrainingConfig(policy_gradient=PolicyConfig())):
+        with pytest.raises(UsageError):
+            require_available(training)
+    require_available(TrainingConfig(loop="minibatch_eval"))

@@ -17,8 +17,7 @@ from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import MatchingFinetune, SupervisedEdges
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.training import TrainingBudget, can_finetune, phases, train
-from autoqec.runner.training_cost import training_flops
+from autoqec.runner.training import TrainingBudget, can_finetune, phases, train, training_flops
 from autoqec.store.layout import RoundLayout
 
 from .conftest import SMALL, make_agent

@@ -207,18 +207,17 @@ def _train_and_measure(config: Config, env: EnvSpec, profile: Profile, seed: int
     from autoqec.decoders import flops
     from autoqec.decoders.dsl_compiler import compile_predecoder
     from autoqec.qec.problem import Problem
-    from autoqec.runner import training_cost
     from autoqec.runner.evaluate import val_counts
     from autoqec.runner.family import build_agent
     from autoqec.runner.logger import TrainLogger
-    from autoqec.runner.training import TrainingBudget, phases, train
+    from autoqec.runner.training import TrainingBudget, phases, train, training_flops
     from autoqec.store.layout import RoundLayout
 
     dsl, problem = parse_dsl(config), Problem.from_env(env)
     model = compile_predecoder(dsl, problem, seed=seed)
     cost = flops.count(model, problem.n_detectors)
     agent = build_agent(model, dsl, problem)
-    budget = TrainingBudget.of(profile, dsl, training_cost.training_flops(model, problem.n_detectors))
+    budget = TrainingBudget.of(profile, dsl, training_flops(model, problem.n_detectors))
     with tempfile.TemporaryDirectory(prefix="autoqec-screen-") as place:
         logger = TrainLogger(RoundLayout(Path(place), 0))
         shots = train(agent, phases(problem, dsl, profile, budget, seed), dsl, logger, seed)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from autoqec.errors import UsageError
-from autoqec.extensions.training_loops.affinity import Affinity, format_cpus
 from autoqec.qec.problem import Problem
 from autoqec.runner import AsyncRl, MinibatchRl, SyncRl
+from autoqec.runner.devices import Affinity, format_cpus
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.layout import RoundLayout
 from tests.support.loops import Make

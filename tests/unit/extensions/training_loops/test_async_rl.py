@@ -18,10 +18,12 @@ import pytest
 from autoqec.contracts.dsl import ReplayConfig
 from autoqec.errors import RoundError, UsageError
 from autoqec.extensions.training_loops.async_rl import ParameterServer, figure_arrays
-from autoqec.extensions.training_loops.replay_buffer import FieldSelection, Throttle, run_copier
+from autoqec.extensions.training_loops.replay_buffer import Throttle, run_copier
 from autoqec.runner import AsyncRl, AsyncRlEval, MinibatchRl
 from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.logger import TrainLogger
+from autoqec.runner.minibatch import SampleCounter
+from autoqec.runner.samples import FieldSelection
 from autoqec.store.layout import RoundLayout
 from tests.support.loops import Make, difference
 from tests.support.progress import progress_rows
@@ -63,7 +65,7 @@ class Watched(AsyncRl):
     def update(self, itr: int) -> None:
         drawn = self.replay.appended
         super().update(itr)
-        self.counted.append((self._cum_updates, drawn))
+        self.counted.append((self.counter.updates, drawn))
 
 
 def test_samplers_copiers_and_optimizer_are_separate_processes_and_no_batch_is_lost(layout: RoundLayout) -> None:
@@ -75,11 +77,11 @@ def test_samplers_copiers_and_optimizer_are_separate_processes_and_no_batch_is_l
     assert set(loop.pids) == {"sampler 0", "sampler 1", "copier 0", "copier 1"}
     assert len({os.getpid(), *loop.pids.values()}) == 5
     assert loop.before_the_first_update >= 4 * BATCH, "they drew and copied while the optimizer did nothing"
-    assert loop.replay.appended == loop.cum_steps == 40 * BATCH, "the last batches arrived too"
+    assert loop.replay.appended == loop.counter.steps == 40 * BATCH, "the last batches arrived too"
     assert all(updates * BATCH <= 2.0 * drawn for updates, drawn in loop.counted), (
         "never above, from the first update on"
     )
-    assert len(loop.logger.losses) == loop._cum_updates == 80, "samplers that wait let it reach the ratio"
+    assert len(loop.logger.losses) == loop.counter.updates == 80, "samplers that wait let it reach the ratio"
     assert difference(start, loop.agent.state_dict()) > 1e-3
     table = progress_rows(layout)
     for row in table:
@@ -127,11 +129,11 @@ def test_optimizer_waits_for_slow_samplers(layout: RoundLayout, monkeypatch: pyt
         buffer.appended += BATCH
 
     def update(itr: int) -> None:
-        loop._cum_updates += 1
-        counted.append((loop._cum_updates, buffer.appended // BATCH))
+        loop.counter.add_update()
+        counted.append((loop.counter.updates, buffer.appended // BATCH))
 
     parts = {"replay": buffer, "workers": SimpleNamespace(check=arrive), "update": update}
-    counts = {"n_batches": 4, "throttle": Throttle(2.0, BATCH), "_cum_updates": 0, "log_interval_itrs": 100}
+    counts = {"n_batches": 4, "throttle": Throttle(2.0, BATCH), "counter": SampleCounter(), "log_interval_itrs": 100}
     for name, value in (parts | counts).items():
         monkeypatch.setattr(loop, name, value, raising=False)
     loop.optimize(8)
@@ -140,7 +142,7 @@ def test_optimizer_waits_for_slow_samplers(layout: RoundLayout, monkeypatch: pyt
 
 class Slow(AsyncRlEval):
     def update(self, itr: int) -> None:
-        while self.replay.appended < min(40, 10 * (1 + self._cum_updates)) * BATCH:
+        while self.replay.appended < min(40, 10 * (1 + self.counter.updates)) * BATCH:
             self.workers.check()
             time.sleep(0.005)
         super().update(itr)
@@ -150,8 +152,8 @@ def test_slow_optimizer_logs_the_lower_ratio_and_evaluates_offline(layout: Round
     loop = loop_of(Slow, Make("policy"), layout, {"throttle": "optimizer"})
     loop.train()
     table = progress_rows(layout)
-    assert loop.cum_steps == 40 * BATCH and 1 <= loop._cum_updates < 40
-    assert float(table[-1]["CumReplayRatio"]) == pytest.approx(loop._cum_updates / 40)
+    assert loop.counter.steps == 40 * BATCH and 1 <= loop.counter.updates < 40
+    assert float(table[-1]["CumReplayRatio"]) == pytest.approx(loop.counter.updates / 40)
     assert table[0]["Iteration"] == "0" and table[0]["PlainFailAverage"] == table[0]["PredecoderFailAverage"]
     assert all(row["TrajsInEval"] == "100" for row in table) and "ReturnAverage" not in table[0]
 
@@ -212,7 +214,7 @@ def test_ranks_draw_different_batches_of_the_replay_buffer(layout: RoundLayout) 
     pair = loop_of(AsyncRlEval, Make("edges"), layout, {"throttle": "both", "ratio": 2.0}, world_size=2)
     pair.train()
     table = progress_rows(layout)
-    assert pair._cum_updates == 40 and float(table[-1]["CumReplayRatio"]) == 2.0
+    assert pair.counter.updates == 40 and float(table[-1]["CumReplayRatio"]) == 2.0
     assert all(row["TrajsInEval"] == "100" for row in table), "rank 0 alone evaluates: see Troubled.evaluate_agent"
     agent, sampler, _ = Make("edges")()
     sampler.initialize(agent, rank=0, world_size=2)
@@ -242,8 +244,8 @@ import os, signal, sys
 from pathlib import Path
 from autoqec.runner import AsyncRl
 from autoqec.store.layout import RoundLayout
-from tests.unit.runner.loops.support import Make
-from tests.unit.runner.loops.test_async_rl import loop_of
+from tests.support.loops import Make
+from tests.unit.extensions.training_loops.test_async_rl import loop_of
 
 class Doomed(AsyncRl):
     def launch(self):

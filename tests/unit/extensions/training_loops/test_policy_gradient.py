@@ -16,10 +16,11 @@ from autoqec.extensions.training_loops.policy_gradient import PolicyGradient, Po
 from autoqec.extensions.training_loops.replay_buffer import ReplayBuffer
 from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem
-from autoqec.runner import MinibatchRl
+from autoqec.runner import AsyncRl, MinibatchRl, SyncRl
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.samplers import Samples, partition_seed_range
-from autoqec.runner.training import TrainingBudget, loop_options, phases
+from autoqec.runner.samplers import partition_seed_range
+from autoqec.runner.samples import Samples
+from autoqec.runner.training import TrainingBudget, phases
 from autoqec.store.layout import RoundLayout
 from tests.support.loops import FLIPS
 from tests.unit.runner.conftest import make_agent
@@ -196,11 +197,11 @@ def test_every_option_of_the_loops_reaches_its_parameter(problem: Problem) -> No
     assert set(PolicyConfig.model_fields) == {"flip_cost", "temperature"}
     ranks = parse_dsl(config(loop="sync", sync={"ranks": 3}))
     plan = phases(problem, ranks, PROFILES["smoke"], TrainingBudget(512, 512), 0)
-    options = loop_options(ranks.training, plan[0])
+    options = SyncRl.options(ranks.training, plan[0].build)
     assert (options["world_size"], options["backend"], options["build"].phase) == (3, "gloo", "training")
     apart = parse_dsl(config(loop="async", replay={"near_failure": 0.5}, policy_gradient=REWARD))
     labels, reward = phases(problem, apart, PROFILES["smoke"], TrainingBudget(512, 512), 0)
-    assert loop_options(apart.training, labels)["replay"] is apart.training.replay
+    assert AsyncRl.options(apart.training, labels.build)["replay"] is apart.training.replay
     assert isinstance(reward.sampler, PolicySampler) and isinstance(reward.algo, PolicyGradient)
     for part in (reward.sampler, reward.algo):
         assert {name: getattr(part, name) for name in REWARD} == REWARD

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from autoqec.runner.agents import Agent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
-from autoqec.runner.samplers import Sampler, TrajInfos
+from autoqec.runner.samplers import Sampler
+from autoqec.runner.samples import TrajInfos
 
 
 class SteppedEnvironment(Protocol):

@@ -11,14 +11,13 @@ import pytest
 from autoqec.contracts.dsl import ReplayConfig
 from autoqec.errors import UsageError
 from autoqec.extensions.training_loops.replay_buffer import (
-    GAP,
     DoubleBuffer,
-    FieldSelection,
     ReplayBuffer,
     Throttle,
     check_buffer_size,
     require_gap_figure,
 )
+from autoqec.runner.samples import GAP, FieldSelection
 
 
 def test_update_of_several_ranks_counts_a_batch_of_each() -> None:

@@ -24,7 +24,7 @@ from autoqec.extensions.continual.environments.design import (
     FlatTensorizer,
     PredecoderDraft,
 )
-from autoqec.extensions.training_loops.environment_sampler import (
+from autoqec.extensions.continual.environments.environment_sampler import (
     CategoricalAgent,
     EnvironmentInterface,
     EnvironmentSampler,
