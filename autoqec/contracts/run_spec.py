@@ -133,10 +133,10 @@ class RunSpec(Contract):
         return values | {name: value for block in blocks.values() for name, value in block.items()}
 
     def with_block(self, options: PluginOptions) -> Self:
-        """Return the specification with these options of an extension; this process keeps those not stored too."""
-        if not options.block:
-            return self
-        return self.model_copy(update={"extensions": {**self.extensions, options.block: options}})
+        """Return the specification with these options of an extension; without a block if all are the defaults."""
+        others = {name: block for name, block in self.extensions.items() if name != options.block}
+        own = {} if options == type(options)() else {options.block: options}
+        return self.model_copy(update={"extensions": others | own})
 
 
 class PluginOptions(Contract):

@@ -61,7 +61,7 @@ def check(request: RunRequest, on_event: OnEvent = ignore, *, own_roles: bool = 
         check_ideator(request)
     if request.spec.executor != "local":
         plugins.load("autoqec.executors", request.spec.executor)
-    for plugin in run_plugins():
+    for plugin in executor_plugins() if own_roles else run_plugins():
         request = replace(request, spec=request.spec.with_block(plugin.check(request)))
     if request.layout is None:
         return _check_start(request, on_event)

@@ -37,9 +37,10 @@ def request_run(env_name: str | None, given: Mapping[str, Any], resume: str | No
         UsageError: An option is unknown or invalid, or contradicts the run that is resumed.
     """
     models: list[type[Contract]] = [RunSpec, *(plugin.Options for plugin in run_plugins())]
-    known = {each.name for model in models for each in option_fields(model)}
-    if unknown := sorted(set(given) - known):
+    known = {each.name: each for model in models for each in option_fields(model)}
+    if unknown := sorted(set(given) - set(known)):
         raise UsageError("is not an option", location=unknown[0], hint=f"choose from {', '.join(sorted(known))}")
+    given = {name: value for name, value in given.items() if value is not None or known[name].field.default is None}
     repo = Repo.discover(Path.cwd())
     root = Path(repo.root)
     limits = parse_limits(given.get("budget") or "", _budget_keys())
@@ -86,7 +87,7 @@ def _budget_keys() -> tuple[str, ...]:
 def _merged(stored: RunSpec, parsed: Mapping[str, Any], root: Path) -> RunSpec:
     """Return the specification with the given options of the core and of extensions in place of the stored ones."""
     values: dict[str, Any] = stored.model_dump() | _values(RunSpec, parsed, root)
-    values["budget"] = {**stored.budget, **parsed["budget"]}
+    values |= {"budget": {**stored.budget, **parsed["budget"]}, "pins": parsed["pin"] or stored.pins}
     if parsed["budget"] and parsed.get("rounds") is None:
         values["rounds"] = None
     try:

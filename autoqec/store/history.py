@@ -162,10 +162,8 @@ class History:
             The recorded change; None if the options are the same.
         """
         info = self.info()
-        stored = info.settings()
-        changed = {
-            name: value for name, value in spec.settings().items() if name not in stored or stored[name] != value
-        }
+        stored, new = info.settings(), spec.settings()
+        changed = {name: new.get(name) for name in stored | new if stored.get(name) != new.get(name)}
         if not changed:
             return None
         change = SpecChange(at=datetime.now(UTC), changed=changed)

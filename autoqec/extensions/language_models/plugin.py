@@ -259,6 +259,7 @@ def _check_checkpoint(request: RunRequest, option: str, path: str) -> None:
 
 
 def _check_models(options: ModelOptions, roles: tuple[str, ...], spec: RunSpec) -> None:
+    from autoqec.extensions.language_models import scripted_policies as scripted_policies  # registers scripted:expert
     from autoqec.extensions.language_models.clients.config import get_lm_client, require_price
     from autoqec.extensions.language_models.clients.errors import LlmAuthError
 

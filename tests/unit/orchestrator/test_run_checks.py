@@ -23,6 +23,7 @@ from autoqec.runner.round_memory import RoundMemory
 from autoqec.store.files import dump_config, load_env
 from autoqec.system import memory
 from autoqec.system.git import Repo
+from tests.support.clusters import fake_slurm
 from tests.support.envs import surface, surface_family
 from tests.support.starts import check_start
 
@@ -53,6 +54,8 @@ def test_a_run_without_the_extension_says_so_once(
     assert run_cli(group, ["init", str(tmp_path / "ws")]) == 0
     monkeypatch.chdir(tmp_path / "ws")
     monkeypatch.setattr(weighted_mwpm, "compiled_soft_matcher", lambda: None)
+    for name, value in fake_slurm(tmp_path / "fake").env.items():
+        monkeypatch.setenv(name, value)
     spec = RunSpec(profile="smoke", executor="local" if here else "slurm")
     start = check(RunRequest(Repo.discover("."), spec, env_path=BUILTIN / f"{env}.yaml"))
     assert len([note for note in start.notes if "C extension is not built" in note]) == noted
