@@ -15,7 +15,7 @@ from typing import Any
 from autoqec.contracts.round import RoundMetrics, RunnerConfig, utc_now
 from autoqec.extensions.slurm import job as slurm_job
 from autoqec.runner import job
-from autoqec.runner.pointer import write_round_pointer
+from autoqec.runner.provenance import write_round_pointer
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
 

@@ -26,10 +26,8 @@ from autoqec.contracts.verdict import (
     CompositionVerdict,
     CountedBy,
     MemberResult,
-    ReportVersion,
     Verdict,
     comparison_terms,
-    current_verdict,
 )
 
 
@@ -104,9 +102,6 @@ class AlphaSpent(Contract):
     round: int = Field(ge=1, description="number of the round")
     artifact_sha256: str = Field(pattern=SHA256, description="hash of the artifact under test")
     attempt_index: int = Field(ge=1, description="position of the test in the run's stream (e-LOND)")
-    report_version: ReportVersion | None = Field(
-        default=None, description="`schema_version` of the report to come; null in earlier versions"
-    )
     at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
@@ -152,7 +147,6 @@ class Verification:
     """The verifier's verdict and what it measured on fresh shots.
 
     Attributes:
-        verdict: In today's terms; `recorded` is what the row holds.
         gain: Difference to the inner decoder's logical error rate, per shot; None if it was not measured.
         relative_gain: The gain as a share of that rate.
         simultaneous: Interval of the gain for all attempts of the run together, as (low, high).
@@ -161,7 +155,6 @@ class Verification:
     """
 
     verdict: Verdict
-    recorded: Verdict
     reasons: tuple[str, ...]
     gain: Estimate | None
     relative_gain: Estimate | None
@@ -222,10 +215,6 @@ class HistoryRow(RoundMetrics):
     next_hypothesis_seed: str = Field(default="", description="the Analyst's advice for the next rounds")
     verify_verdict: Verdict | None = Field(
         default=None, description="the verifier's verdict; null if the round was not verified"
-    )
-    report_version: ReportVersion | None = Field(
-        default=None,
-        description="`schema_version` of the report; null before version 2, where SUSPICIOUS: INCONCLUSIVE",
     )
     verify_reasons: tuple[str, ...] = Field(default=(), description="reasons of the verdict")
     delta_vs_baseline_holdout: float | None = Field(
@@ -291,24 +280,13 @@ class HistoryRow(RoundMetrics):
         return self
 
     @property
-    def current_verdict(self) -> Verdict | None:
-        """`verify_verdict` in today's terms."""
-        return self.verify_verdict and current_verdict(self.verify_verdict, self.report_version)
-
-    @property
-    def has_legacy_verdict(self) -> bool:
-        """Whether version 1 recorded SUSPICIOUS, its term for an inconclusive test."""
-        return self.current_verdict != self.verify_verdict
-
-    @property
     def verification(self) -> Verification | None:
         """The part of the row that the verifier gave; None if the round was not verified."""
         if self.verify_verdict is None:
             return None
         low, high = self.delta_simultaneous_low, self.delta_simultaneous_high
         return Verification(
-            verdict=current_verdict(self.verify_verdict, self.report_version),
-            recorded=self.verify_verdict,
+            verdict=self.verify_verdict,
             reasons=self.verify_reasons,
             gain=_estimate(self.delta_vs_baseline_holdout, self.delta_holdout_low, self.delta_holdout_high),
             relative_gain=_estimate(self.relative_holdout, self.relative_holdout_low, self.relative_holdout_high),

@@ -36,18 +36,6 @@ Verdict = Literal["VERIFIED", "INCONCLUSIVE", "SUSPICIOUS", "FAILED"]
 CompositionVerdict = Literal["synergy", "additive", "interference"]
 StoppedBy = Literal["evidence", "futility", "budget", "harm", "guard"]
 CountedBy = Literal["baseline compiler", "candidate sandbox"]
-ReportVersion = Literal[1, 2, 3]
-REPORT_VERSION: ReportVersion = 3
-
-
-def current_verdict(verdict: Verdict, version: ReportVersion | None) -> Verdict:
-    """Translate a recorded verdict to the present terms: version 1 wrote SUSPICIOUS for INCONCLUSIVE.
-
-    Args:
-        verdict: As recorded in a report or a history row.
-        version: `schema_version` of the report; None for rows of earlier versions.
-    """
-    return "INCONCLUSIVE" if verdict == "SUSPICIOUS" and version in (None, 1) else verdict
 
 
 class PairedEffect(Contract):
@@ -77,7 +65,7 @@ class SequentialTest(Contract):
     attempt_index: int = Field(ge=1, description="position in the run's stream of attempts (e-LOND)")
     discoveries_before: int = Field(description="rejections earlier in the stream")
     stopped_by: StoppedBy = Field(description="why the test ended")
-    min_relative_gain: float = Field(default=0.0, description="relative gain under the null hypothesis; 0 in version 1")
+    min_relative_gain: float = Field(default=0.0, description="relative gain under the null hypothesis")
 
 
 class Rate(Contract):
@@ -138,9 +126,8 @@ class Latency(Contract):
     p99: float = Field(description="99% of the shots took at most this")
     p999: float = Field(description="99.9% of the shots took at most this")
     scope: LatencyScope = Field(
-        default="requests",
         description="decoder: gate, network and matching in one process, as `autoqec decode` runs them; requests: with "
-        "a request to the sandbox for every shot that the network decodes (of branch code, and of earlier reports)",
+        "a request to the sandbox for every shot that the network decodes (of branch code)",
     )
 
 
@@ -159,13 +146,12 @@ class Cost(Contract):
     candidate_us_per_shot: float = Field(
         description="CPU time of the candidate process per shot sent to it, in microseconds"
     )
-    startup_cpu_s: float | None = Field(
-        default=None,
-        description="CPU seconds from the import of the editable modules until the net is built; since version 3, if "
+    startup_cpu_s: float = Field(
+        description="CPU seconds from the import of the editable modules until the net is built; if "
         "larger, those of the second process until its first answers, less the time of their shots",
     )
-    memory_growth_mb: float | None = Field(
-        default=None, description="most growth of anonymous memory since that import, read between draws, in 1e6 bytes"
+    memory_growth_mb: float = Field(
+        description="most growth of anonymous memory since that import, read between draws, in 1e6 bytes"
     )
     ambiguous_share: float | None = Field(
         default=None, description="measured share of shots that the config's gate sends to the predecoder"
@@ -248,17 +234,13 @@ class RecordedEvidence(Contract):
     blocks_too_short: bool = Field(
         default=False, description="whether that correlation is too large for the assumption of the test"
     )
-    part_shots: int | None = Field(
-        default=None,
-        description="shots of a block that the candidate gets at a time; null: whole blocks, as in reports without it",
-    )
 
 
 class VerifyReport(Contract):
     """Content of verification_report.json."""
 
-    schema_version: ReportVersion = Field(
-        default=REPORT_VERSION, description="format of the file, and of the test and decision rules that it follows"
+    schema_version: Literal[1] = Field(
+        default=1, description="format of the file, and of the test and decision rules that it follows"
     )
     run_id: str = Field(description="run of the round")
     round: int = Field(description="number of the round")
@@ -300,8 +282,3 @@ class VerifyReport(Contract):
     not_tested: tuple[str, ...] = Field(description="what this report says nothing about")
     judge_wallclock_s: float = Field(description="duration of the verification, in seconds")
     finished_at: UtcTime | None = Field(default=None, description="when the verification ended (UTC)")
-
-    @property
-    def current_verdict(self) -> Verdict:
-        """The verdict in today's terms."""
-        return current_verdict(self.verdict, self.schema_version)

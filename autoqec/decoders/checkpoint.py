@@ -17,8 +17,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError
-from autoqec.qec.circuit_hash import require_circuit
-from autoqec.qec.codes import build_source
+from autoqec.qec.codes import Source, build_source, circuit_sha256
 from autoqec.qec.problem import Problem
 
 CHECKPOINT_KEYS = {"class_name", "state_dict", "output_mode", "dsl_config"}
@@ -82,7 +81,7 @@ def load(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
     """
     payload = read(path)
     dsl = _config(payload, path)
-    require_circuit(recorded_circuit(payload), problem.env, problem.source, str(path))
+    require_circuit(payload, problem.source, str(path))
     model = compile_predecoder(dsl, problem, seed=0)
     restore(model, payload["state_dict"], location=str(path))
     model.gate = _gate(payload, dsl, str(path))
@@ -97,7 +96,7 @@ def read_config(path: Path, env: EnvSpec) -> PredecoderDSL:
     """
     payload = read(path)
     dsl = _config(payload, path)
-    require_circuit(recorded_circuit(payload), env, build_source(env, env.target), str(path))
+    require_circuit(payload, build_source(env, env.target), str(path))
     return dsl
 
 
@@ -105,10 +104,16 @@ def _config(payload: dict[str, Any], path: Path) -> PredecoderDSL:
     return parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
 
 
-def recorded_circuit(payload: dict[str, Any]) -> str | None:
-    """Return the SHA-256 of the circuit that the content of a checkpoint was made for; None if it has none."""
-    circuit_hash = payload["state_dict"].get("circuit_sha256")
-    return None if circuit_hash is None else bytes(circuit_hash.tolist()).hex()
+def require_circuit(payload: dict[str, Any], source: Source, location: str) -> None:
+    """Raise ContractError unless the content of a checkpoint, which lies at `location`, was made for a circuit."""
+    stored, expected = payload["state_dict"].get("circuit_sha256"), circuit_sha256(source)
+    recorded = None if stored is None else bytes(stored.tolist()).hex()
+    if recorded != expected:
+        raise ContractError(
+            f"checkpoint was made for circuit {(recorded or '(none)')[:12]}, this env's circuit is {expected[:12]}",
+            location=location,
+            hint="use the env the checkpoint was trained on",
+        )
 
 
 def resolved_gate(path: Path, dsl: PredecoderDSL) -> float | None:

@@ -222,7 +222,6 @@ def verification_fields(report: VerifyReport) -> dict[str, Any]:
     """Return the fields of a row that come from its report."""
     fields: dict[str, Any] = {
         "verify_verdict": report.verdict,
-        "report_version": report.schema_version if report.schema_version >= 2 else None,
         "verify_reasons": report.reasons,
         "paired_eval_bundle_id": report.bundle_id,
         "beats_panel": {member.name: member.beats for member in report.panel} or None,
@@ -236,7 +235,7 @@ def verification_fields(report: VerifyReport) -> dict[str, Any]:
         fields["judge_flops_per_syndrome"] = report.cost.expected_flops_per_syndrome
         fields["judge_n_params"] = report.cost.n_params
         fields["single_shot_failure"] = report.cost.latency_failure
-        fields["cost_counted_by"] = report.cost.counted_by if report.schema_version >= 2 else None
+        fields["cost_counted_by"] = report.cost.counted_by
     if report.effect is not None:
         effect = report.effect
         fields |= {

@@ -321,7 +321,7 @@ def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMet
 
 def _read_committed_pointer(run: Run, layout: RoundLayout, planned: Planned, tip: str) -> Pointer:
     """Return the pointer as committed, so that changes to the worktree do not matter."""
-    from autoqec.runner.pointer import read_pointer
+    from autoqec.runner.provenance import read_pointer
 
     name = pointer_on_branch(layout.round)
     (stored,) = run.repo.objects([f"{tip}:{name}"])

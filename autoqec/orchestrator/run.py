@@ -34,7 +34,7 @@ from autoqec.system import machine
 from autoqec.system.git import Repo
 
 if TYPE_CHECKING:
-    from autoqec.extensions.recorded.shots import RecordedShots
+    from autoqec.runner.shot_source import RunShots
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class CheckedRun:
         baseline_config: The config of that commit's editable modules.
         network_options: What a predecoder of this env can have.
         notes: Messages for the user.
-        recorded: The env's recorded shots, if the run is to be provided with them.
+        recorded: The shots that the env's code brings, if the run is to be provided with them.
         secret: The verifier's secret of a new run.
     """
 
@@ -96,7 +96,7 @@ class CheckedRun:
     baseline_config: dict[str, Any]
     network_options: NetworkOptions
     notes: tuple[str, ...] = ()
-    recorded: RecordedShots | None = None
+    recorded: RunShots | None = None
     secret: bytes = field(default=b"", repr=False)
 
 
@@ -197,7 +197,7 @@ class Run:
             run.notes.extend(checked.notes)
             run_log.record(RunResumed(run_id=layout.run_id, notes=tuple(run.notes)))
             if checked.recorded is not None:
-                _restore_shots(checked.recorded, checked.env, layout, on_event)
+                checked.recorded.provide(layout.round(1).dir, on_event, moved=True)
             actions = recover(layout, run.repo, run_log.logged(on_event), memory=run.memory)
             run.notes.extend(f"recovery: {action.describe()}" for action in actions)
             run._store_options(checked)
@@ -284,18 +284,8 @@ def _fill(partial: RunLayout, checked: CheckedRun, info: RunInfo, on_event: OnEv
     atomic.write_text(partial.env, checked.env_text)
     atomic.write_bytes(partial.secret, checked.secret, mode=0o600)
     if checked.recorded is not None:
-        from autoqec.extensions.recorded.shots import Progress
-        from autoqec.runner.shot_source import provide_shots
-
-        provide_shots(checked.recorded, checked.env, partial.round(1).dir, Progress(on_event))
+        checked.recorded.provide(partial.round(1).dir, on_event)
     History(partial).write_info(info)
-
-
-def _restore_shots(recorded: RecordedShots, env: EnvSpec, layout: RunLayout, on_event: OnEvent) -> None:
-    from autoqec.extensions.recorded.shots import Progress
-    from autoqec.runner.shot_source import restore_copies
-
-    restore_copies(recorded, env, layout.round(1).dir, Progress(on_event))
 
 
 def _run_info(checked: CheckedRun, run_id: str, command_line: Sequence[str]) -> RunInfo:
@@ -306,7 +296,7 @@ def _run_info(checked: CheckedRun, run_id: str, command_line: Sequence[str]) -> 
         env_yaml_sha256=sha256_bytes(checked.env_text.encode()),
         baseline_sha=checked.baseline,
         baseline_ref=checked.request.repo.head_ref(),
-        sealed_shots=checked.env.recorded is not None,
+        sealed_shots=checked.env.code.own_shots,
         code_sha256=machine.code_sha256(),
         package_sha256=machine.package_sha256(),
         secret_sha256=sha256_bytes(checked.secret),

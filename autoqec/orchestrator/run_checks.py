@@ -15,18 +15,15 @@ from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.profiles import profile_of
-from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.run_spec import RunSpec
 from autoqec.decoders.gating import Gate, has_gap
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
 from autoqec.orchestrator.plugin_protocols import RunRequest, executor_plugins, run_plugins
-from autoqec.orchestrator.recorded_place import check_resumed
 from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.roles import check_ideator
 from autoqec.orchestrator.run import CheckedRun, NetworkOptions
 from autoqec.orchestrator.secret import new_secret, read_secret, require_only_copy
 from autoqec.qec import external_decoders
-from autoqec.qec.circuit_hash import OLDER_VERSION, OLDER_VERSION_HINT, written_by_older_version
 from autoqec.qec.problem import Problem
 from autoqec.qec.weighted_mwpm import missing_extension
 from autoqec.runner.devices import require_available
@@ -34,18 +31,17 @@ from autoqec.runner.round_memory import RoundMemory
 from autoqec.store import files
 from autoqec.store.history import History
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RunLayout, pointer_on_branch, runs_dir
-from autoqec.store.round_files import load_contract
 from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
 
 if TYPE_CHECKING:
-    from autoqec.extensions.recorded.shots import RecordedShots
+    pass
 
 
 def check(request: RunRequest, on_event: OnEvent = ignore, *, own_roles: bool = False) -> CheckedRun:
     """Check everything that a start or a resume needs, except the lock and recovery; called once per process.
 
-    Nothing is written but the progress of long checks to the user's cache.
+    Nothing is written.
 
     Args:
         request: The run.
@@ -80,7 +76,7 @@ def _check_start(request: RunRequest, on_event: OnEvent) -> CheckedRun:
     _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else repo.root)
     secret = new_secret(spec.secret_file)
     network_options = check_env(env, baseline_config, spec)
-    recorded = check_recorded(env, request.env_path.parent, on_event)
+    recorded = env.code.check_start(env, request.env_path.parent, on_event)
     detached = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     notes = (
         preflight.linked_worktree_note(repo, repo.linked_worktree, baseline),
@@ -102,38 +98,18 @@ def _check_resume(request: RunRequest, layout: RunLayout, on_event: OnEvent) -> 
     env = files.parse_env(env_text, location=str(layout.env))
     require_only_copy(layout)
     code_note = _require_unchanged(repo, layout, info, env_text)
-    _require_same_circuit(layout, env)
     _require_writable(layout.root)
     config = baseline_config_at(repo, info.baseline_sha)
     network_options = check_env(env, config, spec)
     notes = (code_note, missing_extension(env.backend) if here else None)
-    recorded = check_resumed(env, layout, spec.recorded, on_event)
+    recorded: RunShots | None = None
+    if spec.recorded is None:
+        env.code.check_resumed(env, layout)
+    else:
+        recorded = env.code.check_moved(env, spec.recorded, str(layout.root), on_event)
     return CheckedRun(
         request, env, env_text, info.baseline_sha, config, network_options, _without_none(notes), recorded
     )
-
-
-def check_recorded(env: EnvSpec, env_dir: Path, on_event: OnEvent = ignore) -> RecordedShots | None:
-    """Check recorded shots against their hashes and their model before anything is trained on them.
-
-    Args:
-        env: The env.
-        env_dir: Directory of the env file.
-        on_event: Receives the progress of reading the files.
-
-    Returns:
-        The shots; None if the env samples its shots.
-
-    Raises:
-        UsageError: A file has changed, or the shots do not fit their model.
-    """
-    if env.recorded is None or env.recorded.manifest is None:
-        return None
-    from autoqec.extensions.recorded import env as recorded_env
-    from autoqec.extensions.recorded.shots import Progress
-
-    directory = files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
-    return recorded_env.preflight(env, directory, Progress(on_event))
 
 
 def _without_none(notes: tuple[str | None, ...]) -> tuple[str, ...]:
@@ -152,17 +128,6 @@ def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: s
         message = f"git no longer has the baseline commit {info.baseline_sha}"
         raise ManualInterventionRequired(message, location=info.run_id, hint="git fetch")
     return code_change(info)
-
-
-def _require_same_circuit(layout: RunLayout, env: EnvSpec) -> None:
-    """Check that the run's rounds decoded the circuit that this version writes for its env."""
-    for row in History(layout).rows():
-        manifest = load_contract(layout.round(row.round).manifest, Manifest)
-        if manifest is not None:
-            if written_by_older_version(manifest.environment.circuit_sha256, env):
-                location = f"run {layout.run_id}, round {row.round}"
-                raise ManualInterventionRequired(OLDER_VERSION, location=location, hint=OLDER_VERSION_HINT)
-            return
 
 
 def check_workspace(repo: Repo) -> None:

@@ -122,7 +122,7 @@ def _default_scale(env: EnvSpec, profile: str) -> tuple[float, int | None]:
     They are those of the env's largest circuit. Recorded shots are as many as they are, so their amount does not grow;
     other inner decoders have no matching graph.
     """
-    if profile not in GROWING or env.backend != "mwpm" or env.recorded is not None:
+    if profile not in GROWING or env.backend != "mwpm" or env.code.own_shots:
         return 1.0, None
     n_edges = max(ModelSize.of_env(each, each.target).n_edges for each in (env, *env.other_members))
     scale = default_scale(profile, n_edges)

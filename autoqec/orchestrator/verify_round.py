@@ -15,7 +15,7 @@ from autoqec.contracts.events import OnEvent, RoundRecorded, VerificationStarted
 from autoqec.contracts.history import AlphaSpent, HistoryRow, RunInfo
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import RoundMetrics, parent_branches, utc_now
-from autoqec.contracts.verdict import REPORT_VERSION, VerifyReport
+from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InfrastructureError, UsageError
 from autoqec.orchestrator import round_recorder, worktree
 from autoqec.orchestrator.executors import verify_here
@@ -24,9 +24,9 @@ from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import is_closed, read_published_secret, read_secret
-from autoqec.store import files, run_log
+from autoqec.store import atomic, files, run_log
 from autoqec.store.history import History
-from autoqec.store.layout import EDITABLE_MODULES, RunLayout
+from autoqec.store.layout import EDITABLE_MODULES, RunLayout, recorded_location
 from autoqec.store.round_files import load_config, load_round, read_contract
 from autoqec.store.run_state import RoundState, fold
 from autoqec.system.git import GitError, Repo
@@ -46,6 +46,17 @@ class Candidate:
     commit_sha: str | None
     metrics: RoundMetrics
     modules_dir: Path
+
+
+def note_moved_shots(layout: RunLayout, directory: Path, on_event: OnEvent) -> None:
+    """Check the directory of the shots that a run's env brings, and note it in the run.
+
+    Raises:
+        UsageError: The env samples its shots, or a file is missing or differs.
+    """
+    env = files.parse_env(files.read_text(layout.env), location=str(layout.env))
+    shots = env.code.check_moved(env, directory, str(layout.root), on_event)
+    atomic.write_text(recorded_location(layout.round(1).dir), f"{shots.directory}\n")
 
 
 @contextmanager
@@ -134,15 +145,11 @@ def place_of_earlier_process(
     from autoqec.verification import job
 
     saved = read_contract(request.round.report_json, VerifyReport)
-    own: dict[int, AlphaSpent] = {}
-    for line in memory.attempt_state.registered_tests:
-        if line.round_attempt_id == candidate.attempt_id:
-            own.setdefault(line.attempt_index, line)
+    tests = memory.attempt_state.registered_tests
+    own = {line.attempt_index for line in tests if line.round_attempt_id == candidate.attempt_id}
     if saved is not None and saved.test is not None and saved.test.attempt_index in own:
         discoveries = min(saved.test.discoveries_before, request.discoveries_before)
-        index, version = saved.test.attempt_index, own[saved.test.attempt_index].report_version
-        earlier = replace(request, attempt_index=index, discoveries_before=discoveries, recorded_rules=version)
-        return earlier, False
+        return replace(request, attempt_index=saved.test.attempt_index, discoveries_before=discoveries), False
     order = None if saved else job.unfinished_order(request)
     if order is None or order.attempt_index not in own:
         return request, False
@@ -165,7 +172,6 @@ def restore_first_request(memory: RunMemory, round_state: RoundState, request: V
         request,
         attempt_index=indices[-1] if indices else request.attempt_index,
         discoveries_before=len(before.verified),
-        recorded_rules=round_state.row.report_version or 1,
         tested_artifacts=_earlier_artifacts(tests, round_state.attempt_id, verified=True),
     )
 
@@ -234,7 +240,6 @@ def _register_test(memory: RunMemory, candidate: Candidate, request: VerifyReque
             round=candidate.number,
             artifact_sha256=str(request.expected_artifact),
             attempt_index=request.attempt_index,
-            report_version=REPORT_VERSION,
             at=utc_now(),
         )
     )

@@ -110,7 +110,7 @@ def _opinion(row: HistoryRow, measured: str) -> str:
 
 
 def _verification(found: Verification) -> str:
-    text = f"{found.recorded}: {_gain(found)}{_baselines(found)}."
+    text = f"{found.verdict}: {_gain(found)}{_baselines(found)}."
     if found.composition:
         text += f" Compared with its parents on another draw: {found.composition}."
     reasons = _clause("; ".join(found.reasons))
@@ -191,14 +191,11 @@ def _meaning(row: HistoryRow, found: Verification | None) -> str:
             f" No gain over {unbeaten} was shown." if unbeaten else ""
         )
     if found.verdict == "INCONCLUSIVE" and found.gain is not None and (found.gain.low or 0.0) > 0:
-        meaning = (
+        return (
             "The 95% interval excludes zero, but it is not corrected for the number of candidates tested. The "
             "corrected test was inconclusive, so no improvement is claimed."
         )
-    else:
-        meaning = _VERDICT_MEANINGS[found.verdict]
-    note = " (Version 1 recorded inconclusive tests as SUSPICIOUS.)" if row.has_legacy_verdict else ""
-    return meaning + note
+    return _VERDICT_MEANINGS[found.verdict]
 
 
 def _clause(text: str) -> str:

@@ -183,7 +183,7 @@ class RunReport:
     @cached_property
     def on_sealed_shots(self) -> bool:
         """Whether rounds are verified on sealed blocks of recorded shots."""
-        return self.env is not None and self.env.recorded is not None
+        return self.env is not None and self.env.code.own_shots
 
     @property
     def terms(self) -> ComparisonTerms:

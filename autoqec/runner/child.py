@@ -26,7 +26,6 @@ from autoqec.decoders.family import target_member
 from autoqec.decoders.gating import Gate, calibrate_gate
 from autoqec.decoders.latency import predict_time_ratio
 from autoqec.errors import AutoqecError, ContractError, RoundError
-from autoqec.qec.circuit_hash import require_circuit
 from autoqec.qec.problem import Problem
 from autoqec.runner import devices
 from autoqec.runner.evaluate import val_counts
@@ -173,7 +172,7 @@ def load_parent_weights(model: Predecoder, problem: Problem, parent: str | None)
             hint="set `training.init: fresh`, or fork from a round",
         )
     payload = checkpoint.read(Path(parent))
-    require_circuit(checkpoint.recorded_circuit(payload), problem.env, problem.source, parent)
+    checkpoint.require_circuit(payload, problem.source, parent)
     checkpoint.restore(model, payload["state_dict"], location=parent)
 
 

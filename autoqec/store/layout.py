@@ -187,11 +187,6 @@ def runs_dir(repo_root: Path) -> Path:
     return repo_root / "runs"
 
 
-def recorded_example(workspace: Path) -> Path:
-    """Return the directory of the generated shots of the builtin env `recorded_example`."""
-    return runs_dir(workspace) / "recorded_example"
-
-
 def hidden_from_branch_code(round_dir: Path) -> tuple[Path, ...]:
     """Return the directories that branch code must not see: all runs with their secrets, worktrees and git directory.
 

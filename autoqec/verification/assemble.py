@@ -47,13 +47,12 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
     members: tuple[MemberResult, ...] = ()
     if evidence.recorded is None:
         members = member_results(env, evidence, verdict, request.attempt_index)
-        claimed = claim(env, verdict, effect, baselines if request.rules >= 2 else (), members)
+        claimed = claim(env, verdict, effect, baselines, members)
     else:
         claimed = claim_recorded(env, verdict, effect, evidence.recorded)
     composition = _composition(session, evidence, verdict)
     session.on_event(VerdictReached(round=session.round, verdict=verdict, reasons=tuple(reasons)))
     return VerifyReport(
-        schema_version=request.rules,
         run_id=request.run_id,
         round=request.round.round,
         round_attempt_id=request.round_attempt_id,
@@ -96,10 +95,9 @@ def _decide(
     all_guards: tuple[Guard, ...],
     baselines: tuple[BaselineResult, ...],
 ) -> tuple[Verdict, tuple[str, ...]]:
-    request, env, effect = session.request, session.env, evidence.effects.get(session.reference)
+    env, effect = session.env, evidence.effects.get(session.reference)
     if evidence.recorded is None:
-        strength = baselines if request.rules >= 2 else ()
-        return decide(env, evidence.test, effect, all_guards, strength, request.rules)
+        return decide(env, evidence.test, effect, all_guards, baselines)
     return decide_recorded(env, evidence.test, effect, all_guards, evidence.recorded, baselines)
 
 
@@ -141,21 +139,21 @@ def simultaneous_effect(effect: PairedEffect, attempt_index: int, n_intervals: i
 def _simultaneous(session: VerificationSession, effect: PairedEffect | None) -> PairedEffect | None:
     if isinstance(session, RecordedSession):
         return None if effect is None else session.effect(effect.reference, simultaneous=True)
-    return simultaneous_effect(effect, session.request.attempt_index) if effect and session.request.rules >= 2 else None
+    return simultaneous_effect(effect, session.request.attempt_index) if effect else None
 
 
 def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
     """Return the counted cost with the first process's CPU time and memory; None if no net was built."""
     if evidence.model is None:
         return None
-    claimed, rules = session.request.claimed, session.request.rules
+    claimed = session.request.claimed
     inference_s = evidence.cpu_s - evidence.startup_cpu_s
     candidate_us = 1e6 * max(0.0, inference_s) / max(1, evidence.shots_sent)
     # What the second process spent beyond its shots: it has not seen the earlier ones, so it must make up for whatever
     # the first one did in the meantime that its answers depend on.
     startup_s = max(evidence.startup_cpu_s, evidence.second_cpu_s - 1e-6 * candidate_us * evidence.repeated_shots)
     share = 1.0 if evidence.ambiguous_share is None else evidence.ambiguous_share
-    decoder_us = evidence.decoder_us if rules >= 2 else None
+    decoder_us = evidence.decoder_us
     return Cost(
         n_params=evidence.model.n_params,
         flops_per_syndrome=evidence.model.flops_per_syndrome,
@@ -163,8 +161,8 @@ def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
         claimed_flops_per_syndrome=claimed.flops_per_syndrome if claimed else None,
         counted_by="baseline compiler" if session.request.config_only else "candidate sandbox",
         candidate_us_per_shot=candidate_us,
-        startup_cpu_s=startup_s if rules >= 2 else None,
-        memory_growth_mb=evidence.memory_bytes / 1e6 if rules >= 2 else None,
+        startup_cpu_s=startup_s,
+        memory_growth_mb=evidence.memory_bytes / 1e6,
         ambiguous_share=evidence.ambiguous_share,
         decoding_us_per_shot=None if decoder_us is None else decoder_us + share * candidate_us,
         correlated_us_per_shot=None if decoder_us is None else evidence.correlated_us,
@@ -193,7 +191,6 @@ def _guards(
             code_bytes=artifact.uncounted_bytes(frozen),
             shots=evidence.shots_sent,
             repeated_shots=evidence.repeated_shots,
-            rules=request.rules,
         ),
         guards.first_draw(frozen.sha256, request.tested_artifacts),
     ]
@@ -226,7 +223,7 @@ def _composition(session: VerificationSession, evidence: Evidence, verdict: Verd
         evidence.not_run.append(f"synergy with the parents: {request.no_comparison_reason}")
     if not request.parents:
         return None
-    if verdict == "FAILED" or (verdict == "SUSPICIOUS" and request.rules >= 2):
+    if verdict in ("FAILED", "SUSPICIOUS"):
         evidence.not_run.append(f"synergy with the parents: the composition is {verdict}")
         return None
     found = evaluate_composition(session.frozen, request, session.frozen.dir.parent)

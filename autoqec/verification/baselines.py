@@ -8,8 +8,8 @@ import numpy as np
 import pymatching
 from numpy.typing import NDArray
 
-from autoqec.contracts.env import CORRELATED, ESTIMATED, PREDICTED
-from autoqec.contracts.verdict import REPORT_VERSION, BaselineResult, PairedEffect, ReportVersion
+from autoqec.contracts.env import CORRELATED, PREDICTED
+from autoqec.contracts.verdict import BaselineResult, PairedEffect
 from autoqec.qec import backends
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
@@ -27,7 +27,6 @@ class Baselines:
 
     Correlated matching is added wherever the env decodes by matching, so that weak baselines in an env cannot hide
     that a decoder from a public library does better; on recorded shots, so is matching with the estimated model.
-    Version 1 of the rules measured the env's baselines alone.
 
     Predictions that were recorded with the shots are not decoded here: `RecordedSession` reads them.
 
@@ -36,11 +35,10 @@ class Baselines:
         cpu_s: CPU time that each baseline spent on decoding so far, by name.
     """
 
-    def __init__(self, problem: Problem, rules: ReportVersion = REPORT_VERSION) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        always: tuple[str, ...] = (CORRELATED,) if rules >= 2 and problem.env.plain == "mwpm" else ()
-        if problem.env.recorded is not None:
-            always += tuple(ESTIMATED)
+        always: tuple[str, ...] = (CORRELATED,) if problem.env.plain == "mwpm" else ()
+        always += problem.env.code.compared
         self.names = tuple(dict.fromkeys((problem.env.plain, *problem.env.baselines, *always)))
         self.cpu_s = dict.fromkeys(self.names, 0.0)
         decoded = (name for name in self.names if not name.startswith(PREDICTED))

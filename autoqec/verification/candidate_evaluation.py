@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.round import PairedCounts
-from autoqec.contracts.verdict import REPORT_VERSION, PairedEffect, ReportVersion, StoppedBy
+from autoqec.contracts.verdict import PairedEffect, StoppedBy
 from autoqec.decoders import gating
 from autoqec.decoders.gating import GatedDecoder, Selection
 from autoqec.qec.problem import Problem
@@ -65,7 +65,6 @@ class CandidateEvaluation:
     client: CandidateClient
     output_mode: OutputMode = "soft_priors"
     gate: float | None = None
-    rules: ReportVersion = REPORT_VERSION
     failures: Counter[str] = field(default_factory=Counter)
     shots_sent: int = 0
     decoder_cpu_s: float = 0.0
@@ -73,7 +72,7 @@ class CandidateEvaluation:
     canary_predictions: BoolArray | None = None
 
     def __post_init__(self) -> None:
-        self.guard_shots = GuardShots(self.rules, self.shot_stream.rng("guard requests"))
+        self.guard_shots = GuardShots(self.shot_stream.rng("guard requests"))
         self.decoder = gating.make_decoder(self.problem, self.output_mode, self.gate)
         self.priors = self.problem.variables(self.output_mode).log_odds.astype(np.float32)
 
@@ -195,8 +194,7 @@ class CandidateEvaluation:
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
         for answer in self.answers(self.decoder, self.problem, purpose, shots):
             candidate_errors, predictions = self.score_answer(self.decoder, answer)
-            if self.guard_shots.samples_all:
-                self.keep_for_guards(answer, predictions)
+            self.keep_for_guards(answer, predictions)
             for name, errors in baselines.error_mask(answer.shots).items():
                 totals[name] = add_pairs(totals[name], count_pairs(errors, candidate_errors))
             on_progress(totals[self.problem.env.plain])
@@ -207,7 +205,7 @@ class CandidateEvaluation:
 
         Its log-odds are for the target p; the difference of the public priors is added edge by edge.
         """
-        decoder, baselines = gating.make_decoder(other, self.output_mode, self.gate), Baselines(other, self.rules)
+        decoder, baselines = gating.make_decoder(other, self.output_mode, self.gate), Baselines(other)
         shift = other.variables(self.output_mode).log_odds.astype(np.float32) - self.priors
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
         for answer in self.answers(decoder, other, f"point:{other.p:g}", shots):

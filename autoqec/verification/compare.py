@@ -25,7 +25,6 @@ TEXT_TOLERANCE = 0.02  # of figures in texts, which have two digits or more
 # Lines of `not_tested`: whether a composition could be compared depends on which parents were verified at the time, and
 # whether single shots were answered in time depends on the machine.
 OF_THE_MOMENT = ("synergy", "latency of single shots")
-NO_MEASURED_GAIN = ": there is no measured gain."  # end of a claim
 MAX_SHOWN = 160  # characters of a value in a difference
 TextComparison = Callable[[str, str], bool]
 # Shots with several matchings of minimum weight: which one is found may differ between versions of a matching library.
@@ -36,23 +35,15 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 def report_differences(saved: VerifyReport, replayed: VerifyReport) -> list[str]:
     """Return one line per difference that neither the machine nor the versions of libraries explain.
 
-    Both reports follow the rules of the same version. Texts are compared, from version 3 on also where the versions of
-    libraries differ: `versions` are a statement of the report, which must not switch the comparison off. Reports of
-    version 1 were worded differently, so of their texts only the figures of the claim are compared.
+    Texts are compared also where the versions of libraries differ: `versions` are a statement of the report, which
+    must not switch the comparison off.
     """
-    agree = _text_comparison(saved, replayed)
+    agree: TextComparison = str.__eq__ if saved.versions == replayed.versions else _nearly_equal
     differences = [*_shot_differences(saved, replayed)]
     differences += _value_differences("", _determined(saved), _determined(replayed))
     differences += _guard_differences(saved, replayed, agree)
     differences += _text_differences(saved, replayed, agree)
     return differences
-
-
-def _text_comparison(saved: VerifyReport, replayed: VerifyReport) -> TextComparison | None:
-    """Return how texts are compared; None if they are not."""
-    if saved.versions == replayed.versions and saved.schema_version >= 2:
-        return str.__eq__
-    return _nearly_equal if saved.schema_version >= 3 else None
 
 
 def _nearly_equal(saved: str, replayed: str) -> bool:
@@ -106,7 +97,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def _guard_differences(saved: VerifyReport, replayed: VerifyReport, agree: TextComparison | None) -> Iterator[str]:
+def _guard_differences(saved: VerifyReport, replayed: VerifyReport, agree: TextComparison) -> Iterator[str]:
     recorded, repeated = ({guard.name: guard for guard in report.guards} for report in (saved, replayed))
     if len(recorded) != len(saved.guards):
         yield "a guard is listed twice"
@@ -114,11 +105,10 @@ def _guard_differences(saved: VerifyReport, replayed: VerifyReport, agree: TextC
         if name not in repeated:
             yield f"guard {name} is not among the guards"
         elif name not in recorded:
-            if saved.schema_version >= 2:  # guards were added since version 1
-                yield f"guard {name} is missing"
+            yield f"guard {name} is missing"
         elif recorded[name].passed != repeated[name].passed:
             yield f"guard {name} passed was {_shown(recorded[name].passed)}, is {_shown(repeated[name].passed)}"
-        elif agree is not None and not agree(_evidence(recorded[name]), _evidence(repeated[name])):
+        elif not agree(_evidence(recorded[name]), _evidence(repeated[name])):
             yield f"guard {name} evidence was {_shown(recorded[name].evidence)}, is {_shown(repeated[name].evidence)}"
 
 
@@ -131,25 +121,14 @@ def _evidence(guard: Guard) -> str:
     return _NUMBER.sub("#", guard.evidence) if guard.passed else ""
 
 
-def _text_differences(saved: VerifyReport, replayed: VerifyReport, agree: TextComparison | None) -> Iterator[str]:
-    # Of a reference without errors, which has a wording of its own now; the figures are compared.
-    reworded = saved.claim.endswith(NO_MEASURED_GAIN) and saved.recorded is not None and saved.effect is not None
-    same_claim = agree is None or agree(saved.claim, replayed.claim)
-    if not reworded and (not same_claim or _figures(saved.claim) != _figures(replayed.claim)):
+def _text_differences(saved: VerifyReport, replayed: VerifyReport, agree: TextComparison) -> Iterator[str]:
+    if not agree(saved.claim, replayed.claim) or _NUMBER.findall(saved.claim) != _NUMBER.findall(replayed.claim):
         yield f"claim was {_shown(saved.claim)}, is {_shown(replayed.claim)}"
-    if agree is None:
-        return
     tripped = {guard.name for guard in saved.guards if not guard.passed}
-    same_reasons = reworded or agree("\n".join(saved.reasons), "\n".join(replayed.reasons))
-    if not tripped & MACHINE_GUARDS and not same_reasons:
+    if not tripped & MACHINE_GUARDS and not agree("\n".join(saved.reasons), "\n".join(replayed.reasons)):
         yield f"reasons was {_shown(list(saved.reasons))}, is {_shown(list(replayed.reasons))}"
     recorded, repeated = (
         [line for line in report.not_tested if not line.startswith(OF_THE_MOMENT)] for report in (saved, replayed)
     )
     if not agree("\n".join(recorded), "\n".join(repeated)):
         yield f"not_tested was {_shown(recorded)}, is {_shown(repeated)}"
-
-
-def _figures(claim: str) -> tuple[bool, list[str]]:
-    """Return whether something is claimed, and the figures of the claim."""
-    return claim.startswith("Nothing"), _NUMBER.findall(claim)

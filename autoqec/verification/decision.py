@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 from autoqec.contracts.env import PREDICTED, EnvSpec
 from autoqec.contracts.verdict import (
-    REPORT_VERSION,
     BaselineResult,
     Guard,
     MemberResult,
     PairedEffect,
     RecordedEvidence,
-    ReportVersion,
     SequentialTest,
     Verdict,
 )
@@ -28,13 +26,12 @@ def decide(
     effect: PairedEffect | None,
     guards: tuple[Guard, ...],
     baselines: Sequence[BaselineResult] = (),
-    rules: ReportVersion = REPORT_VERSION,
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict and its reasons.
 
     FAILED: evidence of harm, or no usable answers. SUSPICIOUS: another guard tripped. VERIFIED: evidence of a gain
     above the env's minimum, a lower bound of the measured gain at or above it, and all guards passed. INCONCLUSIVE:
-    none of these. Rules of version 1 write FAILED for every tripped guard and SUSPICIOUS for INCONCLUSIVE.
+    none of these.
 
     Args:
         env: Names the minimum gain and the baselines.
@@ -42,7 +39,6 @@ def decide(
         effect: Second draw, against the baseline decoder; None if it was not reached.
         guards: All guards.
         baselines: All baselines on the effect draw; those stronger than the baseline decoder are named.
-        rules: `schema_version` of the report.
     """
     tripped = [guard for guard in guards if not guard.passed]
     lines = [f"guard {guard.name}: {guard.evidence}" for guard in tripped]
@@ -50,11 +46,11 @@ def decide(
     if test is not None and harm:
         lines.insert(0, f"sequential test: harm, e-value {test.e_value_harm:.3g} against the candidate")
     if lines:
-        failed = harm or rules == 1 or any(guard.name in FAILING_GUARDS for guard in tripped)
+        failed = harm or any(guard.name in FAILING_GUARDS for guard in tripped)
         return "FAILED" if failed else "SUSPICIOUS", tuple(lines)
     unmet = _unmet_conditions(env, test, effect)
     if unmet:
-        return "SUSPICIOUS" if rules == 1 else "INCONCLUSIVE", unmet
+        return "INCONCLUSIVE", unmet
     assert test is not None and effect is not None and effect.relative_low is not None
     return "VERIFIED", (
         f"sequential test: e-value {test.e_value:.3g} reached {test.threshold:.3g} after {test.counts.shots} shots",

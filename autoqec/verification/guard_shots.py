@@ -10,14 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autoqec.contracts.verdict import ReportVersion
 from autoqec.qec.sampling import Shots
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
 
 GUARD_SHOTS = 5_000  # shots that reached the network, in all kept requests together
 MIN_REQUESTS = 2
 MAX_EXTRA_CHUNKS = 20  # drawn for the guards alone if test and effect draw sent too few shots
-FIRST_SHOTS = 512  # of the test, in versions 1 and 2
 UNEVEN_BATCH_SIZES = (1, 7, 64, 999)  # batch sizes that batch independence is tested with, in turn
 
 BoolArray = NDArray[np.bool_]
@@ -49,26 +47,19 @@ class GuardChunk:
 class GuardShots:
     """A secret random choice of the requests of test and effect draw.
 
-    A candidate cannot know which requests are kept, and late ones are kept as often as early ones. Versions 1 and 2 of
-    the rules kept the first shots of the test.
+    A candidate cannot know which requests are kept, and late ones are kept as often as early ones.
 
     Args:
-        rules: Version of the rules.
         rng: Secret generator of the choice.
     """
 
-    def __init__(self, rules: ReportVersion, rng: np.random.Generator) -> None:
-        self.samples_all = rules >= 3
+    def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
         self._kept: list[tuple[float, GuardChunk]] = []
 
     def offer(self, chunk: GuardChunk) -> None:
         """Keep an answered request, or not. The requests with the smallest random keys stay, until there are enough."""
         if not len(chunk.shots):
-            return
-        if not self.samples_all:
-            if self.n_shots < FIRST_SHOTS:
-                self._kept.append((0.0, chunk))
             return
         key = float(self._rng.random())
         if self.enough and key > self._kept[-1][0]:
@@ -85,13 +76,12 @@ class GuardShots:
     @property
     def enough(self) -> bool:
         """Whether the guards have as many shots as they ask for."""
-        return not self.samples_all or _enough(self._kept)
+        return _enough(self._kept)
 
     @property
     def requests(self) -> list[GuardChunk]:
-        """Return the kept requests as they were sent; those of versions 1 and 2 are joined."""
-        chunks = [chunk for _, chunk in self._kept]
-        return chunks if self.samples_all or not chunks else [GuardChunk.joined(chunks)]
+        """The kept requests, as they were sent."""
+        return [chunk for _, chunk in self._kept]
 
 
 def _enough(kept: Sequence[tuple[float, GuardChunk]]) -> bool:

@@ -16,9 +16,8 @@ from scipy import stats as distributions
 
 from autoqec.contracts.env import PREDICTED, SEED_SPACE, EnvSpec
 from autoqec.contracts.round import PairedCounts, RoundMetrics
-from autoqec.contracts.verdict import REPORT_VERSION, Cost, Guard, PairedEffect, ReportVersion
+from autoqec.contracts.verdict import Cost, Guard, PairedEffect
 from autoqec.qec.problem import Problem
-from autoqec.verification.candidate.protocol import BATCH
 from autoqec.verification.sequential import log_e_value
 
 FALSE_ALARM_RATE = 1e-6
@@ -36,9 +35,7 @@ WARMUP_CPU_S = 1.0  # allowed once on top, for first calls
 # Import of the editable modules, loading and counting take well under a second for the built-in nets.
 MAX_STARTUP_CPU_S, STARTUP_GFLOPS = 3.0, 1.0
 # Memory between two requests beyond that before the import: the table of honest nets is in docs/contracts/sandbox.md.
-# Under earlier rules, processes kept memory of forward passes of BATCH shots.
 BASE_MEMORY_BYTES, MEMORY_BYTES_PER_PARAM = 32 * 2**20, 8
-EARLIER_BASE_MEMORY_BYTES, EARLIER_BYTES_PER_PARAM, EARLIER_BYTES_PER_FLOP = 256 * 2**20, 16, 4 * BATCH
 
 
 def seed_bands(env: EnvSpec, seeds: list[int]) -> Guard:
@@ -226,7 +223,6 @@ def cost(
     code_bytes: int,
     shots: int,
     repeated_shots: int = 0,
-    rules: ReportVersion = REPORT_VERSION,
 ) -> Guard:
     """Check the counted cost against the env's limits, the claims, and resources that branch code cannot misstate.
 
@@ -237,11 +233,10 @@ def cost(
         code_bytes: Compressed bytes that the branch adds to the trusted modules and its checkpoint to its tensors.
         shots: Shots over which the CPU time was measured.
         repeated_shots: Shots that the second process answered before its start-up time was read; 0: it was not.
-        rules: Version of the rules.
     """
     if counted is None:
         return Guard(name="cost", passed=False, evidence="no net was built, so nothing could be counted")
-    resources = _resource_violations(counted, stored_bytes, code_bytes, shots, repeated_shots, rules)
+    resources = _resource_violations(counted, stored_bytes, code_bytes, shots, repeated_shots)
     violations = [*_count_violations(counted, env), *resources]
     return Guard(
         name="cost",
@@ -268,7 +263,7 @@ def _count_violations(counted: Cost, env: EnvSpec) -> Iterator[str]:
 
 
 def _resource_violations(
-    counted: Cost, stored_bytes: int, code_bytes: int, shots: int, repeated_shots: int, rules: ReportVersion
+    counted: Cost, stored_bytes: int, code_bytes: int, shots: int, repeated_shots: int
 ) -> Iterator[str]:
     params, flops = counted.n_params, counted.flops_per_syndrome
     if stored_bytes > MAX_BYTES_PER_PARAM * params:
@@ -281,11 +276,10 @@ def _resource_violations(
     startup_s = MAX_STARTUP_CPU_S + max(params, flops) / (1e9 * STARTUP_GFLOPS)
     if repeated_shots:  # first calls, and shots that take longer than the average
         startup_s += WARMUP_CPU_S + 0.5e-6 * counted.candidate_us_per_shot * repeated_shots
-    if counted.startup_cpu_s is not None and counted.startup_cpu_s > startup_s:
+    if counted.startup_cpu_s > startup_s:
         yield f"start-up took {counted.startup_cpu_s:.1f} CPU seconds, at most {startup_s:.1f}"
-    earlier_bytes = EARLIER_BASE_MEMORY_BYTES + EARLIER_BYTES_PER_PARAM * params + EARLIER_BYTES_PER_FLOP * flops
-    memory_mb = (BASE_MEMORY_BYTES + MEMORY_BYTES_PER_PARAM * params if rules >= 3 else earlier_bytes) / 1e6
-    if counted.memory_growth_mb is not None and counted.memory_growth_mb > memory_mb:
+    memory_mb = (BASE_MEMORY_BYTES + MEMORY_BYTES_PER_PARAM * params) / 1e6
+    if counted.memory_growth_mb > memory_mb:
         yield f"memory grew by {counted.memory_growth_mb:.0f} MB, at most {memory_mb:.0f} for {params} parameters"
 
 

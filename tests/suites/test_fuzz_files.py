@@ -31,7 +31,7 @@ from autoqec.store.round_files import read_contract
 from tests.support.hostile_input import mutated_bytes, mutated_value, only_inside
 
 ROOT = Path(__file__).parents[2]
-ARCHIVE = ROOT / "tests" / "data" / "run-format-1-measured.tar"
+ARCHIVE = ROOT / "tests" / "data" / "run.tar"
 ENVS = sorted((ROOT / "autoqec" / "envs" / "builtin").glob("*.yaml"))
 CONFIG = ROOT / "autoqec" / "decoders" / "modules" / "predecoder.yaml"
 LINES, OBJECTS = ("history.jsonl", "attempts.jsonl"), ("run.json", "pareto.json", "round_1/round_1_pointer.json")
@@ -44,7 +44,7 @@ large = settings(max_examples=3500, deadline=None, database=None, suppress_healt
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunLayout]:
-    """A workspace with one run of the released format."""
+    """A workspace with one run of today."""
     root = tmp_path_factory.mktemp("workspace")
     with tarfile.open(ARCHIVE) as tar:
         run_id = json.load(tar.extractfile("archive.json"))["run_id"]  # type: ignore[arg-type]

@@ -18,8 +18,7 @@ from typing import Any
 from autoqec.contracts.provenance import ArchiveManifest
 from autoqec.orchestrator.archive_format import unpack
 
-DATA = Path(__file__).parents[1] / "data"
-MEASURED = DATA / "run-format-1-measured.tar"
+MEASURED = Path(__file__).parents[1] / "data" / "run.tar"
 GIT_ENV = {
     "PATH": os.environ["PATH"],
     "HOME": "/nonexistent",

@@ -1,7 +1,7 @@
-"""Loopback servers of the Chat Completions API and of the Gemini API, scripted like the server of the Messages API.
+"""A loopback server of the Chat Completions API, scripted like the server of the Messages API.
 
-They reject what the APIs reject (unknown fields, wrong key, unknown model, options that a model does not accept) and
-answer in the APIs' forms, so that a client that works here sends what the APIs expect.
+It rejects what the APIs reject (unknown fields, wrong key, unknown model, options that a model does not accept) and
+answers in their form, so that a client that works here sends what they expect.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from urllib.parse import urlsplit
 
 from tests.support.messages_server import ApiError, Behaviour, MessagesServer, make_handler, tokens
 
-COMPLETION_FIELDS = {
+FIELDS = {
     "model", "messages", "max_tokens", "max_completion_tokens", "temperature", "reasoning_effort", "response_format",
     "tools", "tool_choice", "stream",
 }  # fmt: skip
-GEMINI_FIELDS = {"contents", "systemInstruction", "generationConfig", "tools", "safetySettings"}
-GENERATION_FIELDS = {"maxOutputTokens", "temperature", "thinkingConfig", "responseMimeType", "responseJsonSchema"}
-GEMINI_STATUS = {400: "INVALID_ARGUMENT", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED"}
+THOUGHTS = 5  # tokens that Gemini counts in the total only
 
 
 class RejectedOption(ApiError):
@@ -31,35 +29,30 @@ class RejectedOption(ApiError):
         self.parameter = parameter
 
 
-class ProviderServer(MessagesServer):
-    """Base of the two servers. `rejected` are options that the model does not accept."""
+class CompletionsServer(MessagesServer):
+    """The Chat Completions API under /v1. `rejected` are options that the model does not accept."""
 
-    path = ""
+    extra_fields: frozenset[str] = frozenset()
 
-    def __init__(self, *, key: str = "none", models: tuple[str, ...], rejected: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *, key: str = "none", models: tuple[str, ...] = ("gpt-6", "qwen3"), rejected: tuple[str, ...] = ()
+    ) -> None:
         self.rejected = rejected
         super().__init__(key=key, models=models)
 
-    def given_key(self, headers: Any) -> str:
-        raise NotImplementedError
+    @property
+    def url(self) -> str:
+        return super().url + "/v1"
 
-    def check(self, body: dict[str, Any], path: str) -> None:
-        """Reject what the API rejects."""
-        raise NotImplementedError
-
-    def form(self, body: dict[str, Any], behaviour: Behaviour) -> dict[str, Any]:
-        """The answer in the API's form."""
-        raise NotImplementedError
-
-    def error_body(self, error: ApiError) -> dict[str, Any]:
-        raise NotImplementedError
+    def wrong_key(self) -> ApiError:
+        return ApiError(401, "Incorrect API key provided")
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
         server, base = self, make_handler(self)
 
         class Handler(base):  # type: ignore[misc,valid-type]
             def _authorised(self, data: bytes) -> dict[str, Any]:
-                if server.given_key(self.headers) != server.key:
+                if str(self.headers.get("authorization", "")).removeprefix("Bearer ") != server.key:
                     raise server.wrong_key()
                 return json.loads(data)  # type: ignore[no-any-return]
 
@@ -82,36 +75,16 @@ class ProviderServer(MessagesServer):
 
         return Handler
 
-    def wrong_key(self) -> ApiError:
-        return ApiError(401, "Incorrect API key provided")
-
-
-def text_of(behaviour: Behaviour) -> str:
-    return "".join(block["text"] for block in behaviour.content if block["type"] == "text")
-
-
-class CompletionsServer(ProviderServer):
-    """The Chat Completions API under /v1."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"models": ("gpt-6", "o5-mini", "qwen3"), **options})
-
-    @property
-    def url(self) -> str:
-        return super().url + "/v1"
-
-    def given_key(self, headers: Any) -> str:
-        return str(headers.get("authorization", "")).removeprefix("Bearer ")
-
     def check(self, body: dict[str, Any], path: str) -> None:
+        """Reject what the API rejects."""
         if path != "/v1/chat/completions":
             raise ApiError(404, f"Invalid URL (POST {path})")
-        for name in body.keys() - COMPLETION_FIELDS:
+        for name in body.keys() - FIELDS - self.extra_fields:
             raise ApiError(400, f"Unrecognized request argument supplied: {name}")
         if body["model"] not in self.models:
             raise ApiError(404, f"The model `{body['model']}` does not exist or you do not have access to it.")
         for name in self.rejected:
-            if name in body:
+            if f'"{name}"' in json.dumps(body):
                 raise RejectedOption(name)
         asked: set[str] = set()
         for message in body["messages"]:
@@ -124,6 +97,7 @@ class CompletionsServer(ProviderServer):
             _check_strict(schema["schema"])
 
     def form(self, body: dict[str, Any], behaviour: Behaviour) -> dict[str, Any]:
+        """Return the answer in the API's form."""
         calls = [
             {
                 "id": block["id"],
@@ -133,31 +107,54 @@ class CompletionsServer(ProviderServer):
             for block in behaviour.content
             if block["type"] == "tool_use"
         ]
+        text = "".join(block["text"] for block in behaviour.content if block["type"] == "text")
         reasons = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls", "refusal": "stop"}
         refused = behaviour.stop_reason == "refusal"
-        message: dict[str, Any] = {"role": "assistant", "content": None if refused else text_of(behaviour) or None}
-        message["refusal"] = text_of(behaviour) if refused else None
+        message: dict[str, Any] = {"role": "assistant", "content": None if refused else text or None}
+        message["refusal"] = text if refused else None
         if calls:
             message["tool_calls"] = calls
-        prompt, output = tokens(body["messages"]), tokens(behaviour.content) + behaviour.extra_output_tokens
         return {
             "id": f"chatcmpl-{len(self.requests)}",
             "object": "chat.completion",
             "created": 0,
             "model": body["model"],
             "choices": [{"index": 0, "message": message, "finish_reason": reasons[behaviour.stop_reason]}],
-            "usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": output,
-                "total_tokens": prompt + output,
-                "prompt_tokens_details": {"cached_tokens": prompt // 2},
-            },
+            "usage": self.used(body, behaviour),
         }
 
-    def error_body(self, error: ApiError) -> dict[str, Any]:
+    def used(self, body: dict[str, Any], behaviour: Behaviour) -> dict[str, Any]:
+        prompt, output = tokens(body["messages"]), tokens(behaviour.content) + behaviour.extra_output_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": prompt // 2},
+        }
+
+    def error_body(self, error: ApiError) -> Any:
         parameter = error.parameter if isinstance(error, RejectedOption) else None
         code = "unsupported_parameter" if parameter else None
         return {"error": {"message": str(error), "type": "invalid_request_error", "param": parameter, "code": code}}
+
+
+class GeminiServer(CompletionsServer):
+    """The Chat Completions API of Gemini: options below `extra_body`, thoughts in the total alone, errors in a list."""
+
+    extra_fields = frozenset({"extra_body"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"models": ("gemini-3-pro",), **options})
+
+    def wrong_key(self) -> ApiError:
+        return ApiError(400, "API key not valid. Please pass a valid API key.")
+
+    def used(self, body: dict[str, Any], behaviour: Behaviour) -> dict[str, Any]:
+        used = super().used(body, behaviour)
+        return used | {"total_tokens": used["total_tokens"] + THOUGHTS}
+
+    def error_body(self, error: ApiError) -> Any:
+        return [{"error": {"code": error.status, "message": str(error), "status": "INVALID_ARGUMENT"}}]
 
 
 def _check_strict(schema: Any) -> None:
@@ -172,47 +169,3 @@ def _check_strict(schema: Any) -> None:
         raise ApiError(400, "Invalid schema for response_format: 'required' must include every key in properties")
     for value in schema.values():
         _check_strict(list(value.values()) if isinstance(value, dict) else value)
-
-
-class GeminiServer(ProviderServer):
-    """The Gemini API under /v1."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"models": ("gemini-3-pro",), **options})
-
-    def given_key(self, headers: Any) -> str:
-        return str(headers.get("x-goog-api-key", ""))
-
-    def wrong_key(self) -> ApiError:
-        return ApiError(400, "API key not valid. Please pass a valid API key.")
-
-    def check(self, body: dict[str, Any], path: str) -> None:
-        model, _, method = path.removeprefix("/v1/models/").partition(":")
-        if method != "generateContent":
-            raise ApiError(404, f"no method {path}")
-        if model not in self.models:
-            raise ApiError(404, f"models/{model} is not found for API version v1")
-        config = body.get("generationConfig", {})
-        for name in (body.keys() - GEMINI_FIELDS) | (config.keys() - GENERATION_FIELDS):
-            raise ApiError(400, f'Invalid JSON payload received. Unknown name "{name}": Cannot find field.')
-        if not body.get("contents") or {content["role"] for content in body["contents"]} - {"user", "model"}:
-            raise ApiError(400, "Please use a valid role: user, model.")
-        thinking = {name.replace("_b", "B").replace("_l", "L") for name in config.get("thinkingConfig", {})}
-        for name in self.rejected:  # JSON of protocol buffers has two spellings of a name
-            if name in config or name in thinking:
-                raise RejectedOption(name)
-
-    def form(self, body: dict[str, Any], behaviour: Behaviour) -> dict[str, Any]:
-        prompt, output = tokens(body["contents"]), tokens(behaviour.content) + behaviour.extra_output_tokens
-        usage = {"promptTokenCount": prompt, "cachedContentTokenCount": prompt // 2, "candidatesTokenCount": output}
-        usage |= {"thoughtsTokenCount": 5, "totalTokenCount": prompt + output + 5}
-        head = {"usageMetadata": usage, "modelVersion": self.models[0]}
-        if behaviour.stop_reason == "refusal":
-            return {"promptFeedback": {"blockReason": "SAFETY"}, **head}
-        parts = [{"text": "a thought", "thought": True}, {"text": text_of(behaviour)}]
-        reason = {"end_turn": "STOP", "max_tokens": "MAX_TOKENS"}[behaviour.stop_reason]
-        return {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": reason}], **head}
-
-    def error_body(self, error: ApiError) -> dict[str, Any]:
-        status = GEMINI_STATUS.get(error.status, "INTERNAL")
-        return {"error": {"code": error.status, "message": str(error), "status": status}}

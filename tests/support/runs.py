@@ -156,6 +156,8 @@ def report_of(row: dict[str, Any], text: str = "") -> VerifyReport:
             claimed_flops_per_syndrome=None,
             counted_by="baseline compiler",
             candidate_us_per_shot=3.0,
+            startup_cpu_s=0.1,
+            memory_growth_mb=1.0,
             decoding_us_per_shot=4.0 + row["round"],
             correlated_us_per_shot=10.0,
         ),

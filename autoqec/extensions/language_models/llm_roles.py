@@ -22,8 +22,8 @@ from autoqec.extensions.language_models import scripted_policies as scripted_pol
 from autoqec.extensions.language_models.budget_left import remaining
 from autoqec.extensions.language_models.clients.config import get_lm_client, round_timeout_s
 from autoqec.extensions.language_models.clients.deadline import call_deadline, calls_end_within
+from autoqec.extensions.language_models.clients.environment import redact_value
 from autoqec.extensions.language_models.clients.errors import BudgetExceededError, CassetteMissError, LlmError
-from autoqec.extensions.language_models.clients.redact import redact_value
 from autoqec.extensions.language_models.plugin import ROLES, ModelOptions
 from autoqec.extensions.language_models.trials import Trials
 from autoqec.ideators import coder
@@ -47,13 +47,13 @@ class LlmRoles:
     """Builds the roles; `budget_message` says why no further call may be made, once that is so."""
 
     def __init__(self, run: Run, on_event: OnEvent) -> None:
-        from autoqec.extensions.language_models.clients.cassette import CassetteFile
-        from autoqec.extensions.language_models.clients.ledger import Ledger
-        from autoqec.extensions.language_models.clients.paid_answers import (
+        from autoqec.extensions.language_models.clients.cassette import (
+            CassetteFile,
             PaidAnswers,
             PaidAnswersLM,
             settle_recorded_calls,
         )
+        from autoqec.extensions.language_models.clients.ledger import Ledger
 
         self._options = options = ModelOptions.of(run.info)
         self._names, self._run, self._on_event = ROLES[run.info.ideator], run, on_event

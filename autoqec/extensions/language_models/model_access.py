@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models.clients import environment
 from autoqec.extensions.language_models.clients.config import ROLE_FIELDS
-from autoqec.extensions.language_models.clients.redact import SECRET_ENV_VARS
+from autoqec.extensions.language_models.clients.environment import SECRET_ENV_VARS
 from autoqec.extensions.language_models.plugin import ModelOptions
 
 _ROLE_VARIABLE = re.compile(rf"AUTOQEC_[A-Z_]+_({'|'.join(ROLE_FIELDS).upper()})")

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent
-from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.contracts.verdict import Guard, PairedEffect, RecordedEvidence, SequentialTest, StoppedBy
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded.block_comparison import BlockCounts
+from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.extensions.recorded.decoding import PredictedSpan
 from autoqec.extensions.recorded.env import open_checked
 from autoqec.extensions.recorded.shots import SILENT, Progress, RecordedShots, Span
@@ -41,6 +41,7 @@ from autoqec.verification.shot_stream import SEALED, ShotStream
 
 MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
 MAX_LOG_E = 690.0  # JSON has no infinity
+PART_SHOTS = 16_384  # memory does not depend on the size of the blocks, which grows with the recording
 
 
 @dataclass
@@ -84,13 +85,11 @@ class RecordedSession(VerificationSession):
     """
 
     def __init__(self, request: VerifyRequest, frozen: FrozenArtifact, on_event: OnEvent) -> None:
-        code = request.env.recorded
-        assert code is not None and code.manifest is not None
         reason = "sealed shots are not spent on a comparison with the parents" if request.parents else None
         request = replace(request, parents=(), no_comparison_reason=reason or request.no_comparison_reason)
         super().__init__(request, frozen, on_event)
-        self.code: RecordedShotsCode = code
-        self.split = Split.of(code)
+        self.code = RecordedShotsCode.of(self.env)
+        self.split = Split.of(self.code)
         self.span = self.split.part(request.attempt_index)
         self.counts: dict[str, BlockCounts] = {}
         self._predicted: PredictedSpan | None = None
@@ -98,17 +97,18 @@ class RecordedSession(VerificationSession):
             progress = Progress(on_event)
             opened = open_checked(self.env, _directory(request.round.dir), progress=progress)
             others = self.env.predicted_by
-            self._predicted = PredictedSpan(opened, code.manifest.shots, self.span, others, progress)
+            counts = self.code.files.shots
+            self._predicted = PredictedSpan(opened, counts, self.span, others, progress)
             self.shot_stream = SealedStream(
                 request.secret,
                 frozen.sha256,
                 self.env.seed_policy.holdout,
                 request.shot_cache,
                 recorded=opened,
-                counts=code.manifest.shots,
+                counts=counts,
                 span=self.span,
-                block_shots=code.block_shots,
-                part_shots=request.part_shots,
+                block_shots=self.code.block_shots,
+                part_shots=PART_SHOTS,
                 progress=progress,
             )
 
@@ -130,7 +130,6 @@ class RecordedSession(VerificationSession):
             blocks=blocks,
             blocks_left=left * self.split.part_blocks,
             candidates_left=left,
-            part_shots=self.request.part_shots,
         )
 
     def _measure(self, evaluation: CandidateEvaluation) -> None:
@@ -160,10 +159,9 @@ class RecordedSession(VerificationSession):
         evidence.decoder_us = 1e6 * (evaluation.decoder_cpu_s - before_s) / shots
         evidence.correlated_us = 1e6 * self.baselines.cpu_s[CORRELATED] / shots
         evidence.guards.append(guards.canary(*evaluation.canary()))
-        files = len(self.code.manifest.files) if self.code.manifest else 0
         spent = evidence.recorded
         message = (
-            f"{files} files have the hashes of the run's env; blocks {spent.first_block} to "
+            f"{len(self.code.files.files)} files have the hashes of the run's env; blocks {spent.first_block} to "
             f"{spent.first_block + spent.blocks - 1} of {self.code.block_shots} shots, which no earlier candidate saw"
         )
         evidence.guards.append(Guard(name="recorded_files", passed=True, evidence=message))
@@ -173,7 +171,7 @@ class RecordedSession(VerificationSession):
         """Return the test with the smallest e-value, the counts against the strongest baseline, and what was spent."""
         assert self.span is not None
         request = self.request
-        gain = request.min_relative_gain
+        gain = self.env.protocol.min_relative_gain
         log_e = {name: counts.log_e_value(gain) for name, counts in self.counts.items()}
         least = min(log_e.values())
         self.reference = min(self.counts, key=lambda name: (self.counts[name].totals().errors_reference, name))

@@ -76,7 +76,7 @@ def test_parts_of_a_row_say_what_its_fields_say() -> None:
     row = rounds.row(
         3, delta_ler=2e-3, ler_plain_classical=0.01, val_shots=1000, val_errors_plain=10, val_errors_predecoder=8,
         val_fixed=3, val_broken=1, fork_from=("exp/a/01-x", "exp/a/02-y"), fork_from_canonical="exp/a/01-x|exp/a/02-y",
-        compose_mode="pure", verify_verdict="SUSPICIOUS", report_version=None, verify_reasons=("inconclusive",),
+        compose_mode="pure", verify_verdict="INCONCLUSIVE", verify_reasons=("inconclusive",),
         delta_vs_baseline_holdout=1e-3, delta_holdout_low=None, delta_holdout_high=None, relative_holdout=0.1,
         relative_holdout_low=0.05, relative_holdout_high=0.15, holdout_shots=50_000, delta_simultaneous_low=-1e-3,
         delta_simultaneous_high=2e-3, beats_panel={"mwpm": True, "mwpm_correlated": False}, n_params=7,
@@ -85,7 +85,7 @@ def test_parts_of_a_row_say_what_its_fields_say() -> None:
     assert validation is not None and verification is not None
     assert validation.counts == PairedCounts(shots=1000, errors_reference=10, errors_candidate=8, fixed=3, broken=1)
     assert validation.relative == pytest.approx(0.2)
-    assert (verification.verdict, verification.recorded) == ("INCONCLUSIVE", "SUSPICIOUS")  # version 1's word for it
+    assert verification.verdict == "INCONCLUSIVE"
     assert verification.gain == Estimate(1e-3, None, None)
     assert verification.relative_gain == Estimate(0.1, 0.05, 0.15)
     assert verification.simultaneous == (-1e-3, 2e-3) and verification.unbeaten == ["mwpm_correlated"]

@@ -80,7 +80,6 @@ def test_lost_report_is_recreated_at_its_original_level(tmp_path: Path) -> None:
     )  # fmt: skip
     then = restore_first_request(RunMemory(layout.root), [*history.state().rounds.values()][1], today)
     assert (then.attempt_index, then.discoveries_before, then.tested_artifacts) == (2, 1, {TWO: 1})
-    assert then.recorded_rules == 1, "rows of version 1 have no `report_version`"
 
 
 def test_unrecorded_report_keeps_its_registered_position(tmp_path: Path) -> None:
@@ -103,9 +102,6 @@ def test_unrecorded_report_keeps_its_registered_position(tmp_path: Path) -> None
         layout.round(1).report_json.write_text(json.dumps(report.model_copy(update={"test": test}).dump()))
         found, _ = place_of_earlier_process(RunMemory(layout.root), candidate, request)
         assert found.attempt_index == expected
-    test = monitor.result("evidence").model_copy(update={"attempt_index": 3})
-    layout.round(1).report_json.write_text(json.dumps(report.model_copy(update={"test": test}).dump()))
-    assert found.recorded_rules is None, "its line is of an earlier version"
 
 
 def order_of(layout: RunLayout, attempt_id: str, index: int) -> VerificationOrder:
@@ -154,27 +150,6 @@ def test_repeated_verification_is_given_up_only_if_no_job_makes_it(
     rows = verify_round.verify_pending(RunMemory(layout.root), None, lambda *_: None, verify)  # type: ignore[arg-type]
     assert rows == [] and verified_indices == [2] * verified
     assert len(history.attempt_state().registered_tests) == 2
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_registered_test_holds_the_version_of_its_report(again: bool, tmp_path: Path) -> None:
-    """Also if a later version of autoqec registers the same place again."""
-    layout = RunLayout(tmp_path, rounds.RUN_ID)
-    layout.round(1).dir.mkdir(parents=True)
-    report = rounds.report(1)
-    assert report.effect is not None
-    monitor = Monitor(0.05, 1, 0, 10_000)
-    monitor.add(report.effect.counts)
-    layout.round(1).report_json.write_text(
-        json.dumps(report.model_copy(update={"test": monitor.result("evidence")}).dump())
-    )
-    for version in (2, 3)[: 1 + again]:
-        line = charged("attempt-1", 1, ONE, 1).model_copy(update={"report_version": version})
-        History(layout).append_attempt(line)
-    candidate = Candidate(1, "attempt-1", None, None, rounds.metrics(1), tmp_path)
-    request = VerifyRequest("", layout.round(1), tmp_path, {}, b"", PROFILES["smoke"], rounds.RUN_ID, True)
-    found, _ = place_of_earlier_process(RunMemory(layout.root), candidate, request)
-    assert found.recorded_rules == 2
 
 
 @pytest.mark.parametrize("meanwhile", ["verified", "closed"])

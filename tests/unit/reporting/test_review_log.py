@@ -141,7 +141,7 @@ def test_falling_loss_without_effect_is_found(run_with: Made) -> None:
 
 
 def test_validation_gains_not_confirmed_on_fresh_shots_are_found(run_with: Made) -> None:
-    fresh = {"verify_verdict": "SUSPICIOUS", "delta_vs_baseline_holdout": 0.0004, "delta_holdout_high": 0.0008}
+    fresh = {"verify_verdict": "INCONCLUSIVE", "delta_vs_baseline_holdout": 0.0004, "delta_holdout_high": 0.0008}
     found = kinds(run_with(row(1, delta_ler=0.004, **fresh), row(2, delta_ler=0.004, **fresh), row(3)))
     assert found["overfit-val"].rounds == (1, 2) and "is 10% of it" in found["overfit-val"].what
     assert "interval on fresh shots; the gain on fresh shots" in found["overfit-val"].what

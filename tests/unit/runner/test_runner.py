@@ -30,7 +30,7 @@ from autoqec.errors import ContractError, InfrastructureError, RoundError, Usage
 from autoqec.qec import sampling
 from autoqec.qec.codes import build_source
 from autoqec.qec.problem import Problem
-from autoqec.runner import artifact_manifest, round_process, runner
+from autoqec.runner import provenance, round_process, runner
 from autoqec.runner.child import classify_failure
 from autoqec.runner.spec import SCRATCH_DIR
 from autoqec.store import files
@@ -176,7 +176,7 @@ def test_manifest_records_commit_versions_hashes_and_command_line(ok_round: Ran,
     shutil.copy(ok_round.layout.config, tmp_path)
     shutil.copy(ok_round.layout.metrics, tmp_path)
     config = ok_round.config.model_copy(update={"round_dir": str(tmp_path), "commit_sha": "a" * 40})
-    manifest = artifact_manifest.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={})
+    manifest = provenance.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={})
     assert manifest == Manifest.model_validate_json((tmp_path / "artifact_manifest.json").read_text())
     assert manifest is not None and manifest.repo.commit_sha == "a" * 40
     assert manifest.packages == machine.versions() and len(manifest.packages) > 5
@@ -206,11 +206,11 @@ def test_failed_manifest_is_recorded_and_the_round_stays_ok(
     def broken() -> dict[str, str]:
         raise OSError("no packages here")
 
-    monkeypatch.setattr(artifact_manifest.machine, "versions", broken)
+    monkeypatch.setattr(provenance.machine, "versions", broken)
     config = ok_round.config.model_copy(update={"round_dir": str(tmp_path)})
     shutil.copy(ok_round.layout.config, tmp_path)
     shutil.copy(ok_round.layout.metrics, tmp_path)
-    assert artifact_manifest.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={}) is None
+    assert provenance.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={}) is None
     assert "no packages here" in (tmp_path / "manifest_error.txt").read_text()
     assert not (tmp_path / "artifact_manifest.json").exists()
 

@@ -28,7 +28,3 @@ def test_correlated_matching_is_measured_without_being_listed() -> None:
     assert baselines.names == ("mwpm", "mwpm_correlated")
     masks = baselines.error_mask(sample(problem, 20_000, 1))
     assert masks["mwpm_correlated"].sum() < 0.9 * masks["mwpm"].sum()
-
-
-def test_version_1_measures_only_listed_baselines() -> None:
-    assert Baselines(Problem.from_env(weak_env()), rules=1).names == ("mwpm",)

@@ -12,7 +12,6 @@ from autoqec.contracts.verdict import (
     RecordedEvidence,
     SequentialTest,
     StoppedBy,
-    current_verdict,
 )
 from autoqec.qec.stats import paired_effect, rate
 from autoqec.verification.decision import claim, claim_recorded, decide, decide_recorded
@@ -84,15 +83,6 @@ def test_missing_answers_and_harm_at_another_p_fail(name: str) -> None:
 def test_tripped_guard_is_suspicious(name: str) -> None:
     verdict, reasons = decide(ENV, sequential("evidence"), effect(700, 250), (*PASSED, guard(name)))
     assert verdict == "SUSPICIOUS" and reasons == (f"guard {name}: what was found",)
-
-
-def test_rules_of_version_1_keep_their_verdicts() -> None:
-    tripped = (*PASSED, guard("cost"))
-    assert decide(ENV, sequential("evidence"), effect(700, 250), tripped, rules=1)[0] == "FAILED"
-    assert decide(ENV, sequential("budget"), effect(700, 250), PASSED, rules=1)[0] == "SUSPICIOUS"
-    assert decide(ENV, sequential("evidence"), effect(700, 250), PASSED, rules=1)[0] == "VERIFIED"
-    assert current_verdict("SUSPICIOUS", 1) == current_verdict("SUSPICIOUS", None) == "INCONCLUSIVE"
-    assert current_verdict("SUSPICIOUS", 2) == "SUSPICIOUS" and current_verdict("FAILED", 1) == "FAILED"
 
 
 def baseline(name: str, errors: int, beats: bool) -> BaselineResult:

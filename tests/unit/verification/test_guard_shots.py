@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from autoqec.contracts.verdict import ReportVersion
 from autoqec.qec.sampling import Shots
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
 from autoqec.verification.guard_shots import GUARD_SHOTS, MAX_EXTRA_CHUNKS, GuardChunk, GuardShots
@@ -23,9 +22,9 @@ def request(number: int, shots: int) -> GuardChunk:
     return GuardChunk(Shots(flags.view(np.uint8), flags), np.full((shots, 1), number, np.float32), flags)
 
 
-def kept(rules: ReportVersion, sizes: list[int], seed: int = 0) -> list[tuple[int, int]]:
+def kept(sizes: list[int], seed: int = 0) -> list[tuple[int, int]]:
     """Return (number, shots) of the requests that are kept."""
-    guard_shots = GuardShots(rules, np.random.default_rng(seed))
+    guard_shots = GuardShots(np.random.default_rng(seed))
     for number, size in enumerate(sizes):
         guard_shots.offer(request(number, size))
     assert guard_shots.n_shots == sum(len(chunk.shots) for chunk in guard_shots.requests)
@@ -33,7 +32,7 @@ def kept(rules: ReportVersion, sizes: list[int], seed: int = 0) -> list[tuple[in
 
 
 def test_late_requests_are_kept_as_often_as_early_ones() -> None:
-    counts = Counter(number for seed in range(600) for number, _ in kept(3, [5_000] * 12, seed))
+    counts = Counter(number for seed in range(600) for number, _ in kept([5_000] * 12, seed))
     assert sum(counts.values()) == 2 * 600, "two requests of 5,000 shots are enough"
     assert all(60 < counts[number] < 145 for number in range(12)), counts  # 100 expected, standard deviation 9
 
@@ -41,16 +40,10 @@ def test_late_requests_are_kept_as_often_as_early_ones() -> None:
 @pytest.mark.parametrize("size", [300, 4_999, 5_001])
 def test_requests_are_kept_until_enough_shots_were_sent(size: int) -> None:
     sizes = [size] * 40
-    found = kept(3, [0, *sizes, 0])
+    found = kept([0, *sizes, 0])
     assert sum(shots for _, shots in found) >= GUARD_SHOTS and len(found) >= 2
     assert sum(shots for _, shots in found[:-1]) < GUARD_SHOTS or len(found) == 2
-    assert len(kept(3, [300] * 10)) == 10, "all of them, if there are too few"
-
-
-@pytest.mark.parametrize("rules", [1, 2])
-def test_earlier_versions_keep_the_first_shots_of_the_test(rules: ReportVersion) -> None:
-    assert kept(rules, [200] * 9) == [(0, 600)] and kept(rules, [5_000] * 3) == [(0, 5_000)]
-    assert kept(rules, []) == []
+    assert len(kept([300] * 10)) == 10, "all of them, if there are too few"
 
 
 @pytest.mark.parametrize(("gate", "chunks"), [(1e-3, MAX_EXTRA_CHUNKS), (100.0, 2)])

@@ -186,6 +186,8 @@ def cost(**more: float | int | None) -> Cost:
         "claimed_n_params": 1_000,
         "claimed_flops_per_syndrome": 2_000,
         "candidate_us_per_shot": 5.0,
+        "startup_cpu_s": 0.0,
+        "memory_growth_mb": 0.0,
     }
     return Cost.model_validate({**values, "counted_by": "candidate sandbox", **more})
 
@@ -234,17 +236,12 @@ LARGE = {"flops_per_syndrome": 5_000_000, "claimed_flops_per_syndrome": 5_000_00
         ({"startup_cpu_s": 3.9}, {"repeated_shots": 10_000}, True),  # one second more, for first calls
         ({"startup_cpu_s": 4.5}, {"repeated_shots": 10_000}, False),
         ({"startup_cpu_s": 4.5, "candidate_us_per_shot": 80.0}, {"repeated_shots": 20_000}, True),
-        ({"startup_cpu_s": 3.9}, {"rules": 2}, False),
-        ({"memory_growth_mb": 250.0}, {"rules": 2}, True),
         ({"memory_growth_mb": 200.0, **LARGE}, {}, False),  # weights hidden in an array of a large network
         ({"memory_growth_mb": 48.0, **LARGE, "n_params": 1_900_000, "claimed_n_params": 1_900_000}, {}, True),
         ({"memory_growth_mb": 50.0, **LARGE, "n_params": 1_900_000, "claimed_n_params": 1_900_000}, {}, False),
-        ({"memory_growth_mb": 1_000.0, **LARGE}, {"rules": 2}, True),
     ],
 )
-def test_resources_of_the_second_process_and_of_earlier_versions(
-    changed: dict[str, float], more: dict[str, Any], passed: bool
-) -> None:
+def test_resources_of_the_second_process(changed: dict[str, float], more: dict[str, Any], passed: bool) -> None:
     guard = guards.cost(cost(**changed), surface(), stored_bytes=4_000, code_bytes=4_000, shots=50_000, **more)
     assert guard.passed is passed, guard.evidence
 

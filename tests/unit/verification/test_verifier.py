@@ -37,7 +37,6 @@ from autoqec.verification.guard_shots import derangement
 from autoqec.verification.request import ReplayResult
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.session import ModelInfo, read_model_info
-from autoqec.verification.shot_cache import ShotCache
 from autoqec.verification.shot_stream import CHUNK, ShotStream
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
 from tests.support import verification as support
@@ -355,20 +354,6 @@ def test_time_and_resources_may_differ(honest: Verified) -> None:
     )  # fmt: skip
     changed = {"cost": other, "judge_wallclock_s": 1.0, "finished_at": None}
     assert report_differences(honest.report.model_copy(update=changed), honest.report) == []
-
-
-def test_replay_follows_the_rules_of_the_report_s_version(honest: Verified) -> None:
-    old = honest.report.model_copy(update={"schema_version": 1})
-    request = honest.request.for_replay(old, ShotCache(None))
-    assert request.min_relative_gain == 0.0 and request.rules == 1
-    assert honest.request.min_relative_gain == 0.02
-
-
-def test_report_of_another_version_than_recorded_is_refused(honest: Verified) -> None:
-    """Under the weaker rules of version 2 a guard could pass that tripped."""
-    edited = honest.report.model_copy(update={"schema_version": 2})
-    with pytest.raises(ContractError, match="report is of format version 2, the recorded verification of .* version 3"):
-        replay(edited, replace(honest.request, recorded_rules=3))
 
 
 def test_other_artifact_or_secret_is_refused(honest: Verified, tmp_path: Path) -> None:

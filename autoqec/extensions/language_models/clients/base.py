@@ -1,14 +1,15 @@
-"""The protocol of language models: a Request goes in, a Response or a typed error comes out."""
+"""What every language model has in common: a Request goes in, a Response or a typed error comes out."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from autoqec.contracts.base import Contract, canonical_json, first_validation_error, sha256_json
-from autoqec.extensions.language_models.clients.errors import LlmBadAnswerError
+from autoqec.extensions.language_models.clients import prices
+from autoqec.extensions.language_models.clients.errors import LlmBadAnswerError, LlmError
 from autoqec.extensions.language_models.clients.usage import Usage
 
 # Thinking counts into max_tokens, so a small cap cuts answers off before they begin.
@@ -69,9 +70,7 @@ class Request(Contract):
     def fingerprint(self, model: str) -> str:
         """Return the SHA-256 of all that can change the answer, except `aside`."""
         schema = self.output.model_json_schema() if self.output else None
-        fields = {name: value for name, value in self.dump().items() if name not in ("aside", "context")}
-        if self.context:  # a request without one has the fingerprint of earlier versions
-            fields["context"] = list(self.context)
+        fields = {name: value for name, value in self.dump().items() if name != "aside"}
         return sha256_json({"model": model, "schema": schema, **fields})
 
     def rendered_messages(self, *, with_context: bool = True) -> tuple[Message, ...]:
@@ -121,40 +120,30 @@ class Response(Contract):
         return Message(role="assistant", content=self.blocks or self.text)
 
 
-@runtime_checkable
-class LanguageModel(Protocol):
-    """A backend. Instances may be shared by threads.
+class LanguageModel:
+    """A backend, or a wrapper around one. Instances may be shared by threads.
 
     Attributes:
         model: Name under which calls are booked and priced.
         supports_tools: Whether a request may carry tools.
+        max_output_tokens: Limit of an answer to `call`; the API's own limit is at least `MIN_MAX_TOKENS`.
     """
 
     model: str
-    supports_tools: bool
-
-    def complete(self, request: Request) -> Response:
-        """Answer the request, or raise an LlmError."""
-
-    def count_tokens(self, request: Request) -> int:
-        """Return the prompt tokens: exact if the provider counts, else an upper estimate."""
-
-    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        """Return the most that the call can cost in dollars; None if no price is known."""
-
-    def call(self, system_prompt: str, user_prompt: str) -> str:
-        """Answer a system prompt and a user prompt with text."""
-
-
-class BaseLanguageModel:
-    """Base of backends and wrappers: implements `call` by `complete`."""
-
-    max_output_tokens: int = MIN_MAX_TOKENS
     supports_tools: bool = True
+    max_output_tokens: int = MIN_MAX_TOKENS
 
     def complete(self, request: Request) -> Response:
         """Answer the request, or raise an LlmError."""
         raise NotImplementedError
+
+    def count_tokens(self, request: Request) -> int:
+        """Return the prompt tokens: exact if the provider counts, else an upper estimate."""
+        return estimate_tokens(request.text())
+
+    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        """Return the most that the call can cost in dollars; None if no price is known."""
+        return prices.max_cost_usd(self.model, prompt_tokens, request.max_tokens)
 
     def call(self, system_prompt: str, user_prompt: str) -> str:
         """Answer a system prompt and a user prompt with text."""
@@ -164,6 +153,26 @@ class BaseLanguageModel:
         return self.complete(Request(system=system, messages=(turn,), max_tokens=allowance)).text
 
 
+class WrappedLM(LanguageModel):
+    """A language model in front of another one, which answers whatever a subclass does not change."""
+
+    def __init__(self, wrapped: LanguageModel) -> None:
+        self.wrapped, self.model = wrapped, wrapped.model
+        self.supports_tools, self.max_output_tokens = wrapped.supports_tools, wrapped.max_output_tokens
+
+    def complete(self, request: Request) -> Response:
+        """Ask the wrapped model."""
+        return self.wrapped.complete(request)
+
+    def count_tokens(self, request: Request) -> int:
+        """Return the wrapped model's count."""
+        return self.wrapped.count_tokens(request)
+
+    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        """Return the wrapped model's bound."""
+        return self.wrapped.max_cost_usd(request, prompt_tokens)
+
+
 def tool_results(results: dict[str, str], *, failed: tuple[str, ...] = ()) -> Message:
     """Return the user's turn that answers tool calls.
 
@@ -171,18 +180,9 @@ def tool_results(results: dict[str, str], *, failed: tuple[str, ...] = ()) -> Me
         results: Call id -> text.
         failed: Ids whose text is an error message.
     """
-    return Message(
-        role="user",
-        content=tuple(
-            {
-                "type": "tool_result",
-                "tool_use_id": key,
-                "content": text,
-                **({"is_error": True} if key in failed else {}),
-            }
-            for key, text in results.items()
-        ),
-    )
+    blocks = [{"type": "tool_result", "tool_use_id": key, "content": text} for key, text in results.items()]
+    marked = (block | {"is_error": True} if block["tool_use_id"] in failed else block for block in blocks)
+    return Message(role="user", content=tuple(marked))
 
 
 def parse_output(output: type[BaseModel], text: str) -> BaseModel:
@@ -213,10 +213,36 @@ def estimate_tokens(text: str) -> int:
 
 
 def with_parsed_output(response: Response, request: Request) -> Response:
-    """Return the response with `parsed` set from its text, if an output was requested and no tool was called."""
+    """Return the response with `parsed` set from its text, if an output was requested and no tool was called.
+
+    Raises:
+        LlmBadAnswerError: The text is not such an output; with the usage and the cost of the answer.
+    """
     if request.output is None or response.tool_calls:
         return response
-    return response.model_copy(update={"parsed": parse_output(request.output, response.text)})
+    try:
+        return response.model_copy(update={"parsed": parse_output(request.output, response.text)})
+    except LlmError as error:
+        error.usage, error.cost_usd = response.usage, response.cost_usd
+        raise
+
+
+def strict_schema(output: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema for strict structured outputs: closed objects, all properties required, no bounds."""
+    import anthropic  # takes a second to load
+
+    def close(node: Any) -> Any:
+        if isinstance(node, list):
+            return [close(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        node = {name: close(value) for name, value in node.items()}
+        if isinstance(node.get("properties"), dict) and node.get("type") == "object":
+            node["required"] = list(node["properties"])
+        return node
+
+    schema: dict[str, Any] = close(anthropic.transform_schema(output))
+    return schema
 
 
 def _text_of(content: str | tuple[dict[str, Any], ...]) -> str:

@@ -1,43 +1,50 @@
-"""Cassettes: calls recorded once and replayed without a key, a network or a model.
+"""Cassettes: calls recorded once, and answered again without a key, a network or a model.
 
 One JSON line per call: its fingerprint, the request, the response or the typed error, and under which attempt and
 which id the ledger booked it. The n-th call with a fingerprint gets the n-th answer; a call that the file does not hold
-is an error. Keys are removed from every line.
+is an error. Keys are removed from every line. After a crash, the answers that it left unused serve the next attempt,
+which does not pay for the same calls again (`PaidAnswers`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
 from autoqec.errors import ContractError, UsageError
-from autoqec.extensions.language_models.clients import errors, prices
 from autoqec.extensions.language_models.clients.base import (
     MIN_MAX_TOKENS,
-    BaseLanguageModel,
     LanguageModel,
     Request,
     Response,
+    WrappedLM,
     with_parsed_output,
 )
-from autoqec.extensions.language_models.clients.errors import CassetteMissError, LlmError
-from autoqec.extensions.language_models.clients.ledger import current_booking
-from autoqec.extensions.language_models.clients.redact import redact_value
+from autoqec.extensions.language_models.clients.environment import redact_value
+from autoqec.extensions.language_models.clients.errors import (
+    CassetteMissError,
+    LlmBadAnswerError,
+    LlmError,
+    LlmRefusalError,
+    LlmTruncatedError,
+    LlmUnavailableError,
+)
+from autoqec.extensions.language_models.clients.ledger import Ledger, current_booking
 from autoqec.extensions.language_models.clients.usage import Usage
 from autoqec.store import jsonl
 
-Mode = Literal["live", "record", "replay"]
+Mode = Literal["record", "replay"]
 
-_RECORDED_ERRORS: dict[str, type[LlmError]] = {  # names as cassettes hold them
-    "LmRefusal": errors.LlmRefusalError,
-    "LmTruncated": errors.LlmTruncatedError,
-    "LmBadAnswer": errors.LlmBadAnswerError,
-    "LmUnavailable": errors.LlmUnavailableError,
-}  # what a model answered; local failures (no key, no credit) are not replayed
-_RECORDED_NAMES = {kind: name for name, kind in _RECORDED_ERRORS.items()}
-_ERROR_FIELDS = {"kind", "what", "where", "mend", "usage", "cost_usd", "lost_attempts"}
+# What a model answered. Local failures (no key, no credit) are not replayed.
+_RECORDED_ERRORS: dict[str, type[LlmError]] = {
+    kind.__name__: kind for kind in (LlmRefusalError, LlmTruncatedError, LlmBadAnswerError, LlmUnavailableError)
+}
+_ERROR_FIELDS = {"kind", "what", "where", "hint", "usage", "cost_usd", "lost_attempts", "answer"}
+LOGGER = logging.getLogger("autoqec.extensions.language_models.clients")
 _MISS_HINT = "replay with the version and the options of the recording (its run.json names them), or record it again"
 
 
@@ -98,13 +105,47 @@ class CassetteFile:
         return f"line {number}, the next one of this role, differs in {', '.join(fields) or 'the form of the answer'}"
 
 
-class CassetteLM(BaseLanguageModel):
-    """A language model that records or replays.
+class RecordingLM(WrappedLM):
+    """A language model whose calls are written to a cassette."""
+
+    def __init__(self, wrapped: LanguageModel, cassette_file: CassetteFile) -> None:
+        super().__init__(wrapped)
+        self._file = cassette_file
+
+    def complete(self, request: Request) -> Response:
+        """Ask the wrapped model and record the answer."""
+        row = {
+            "kind": "complete",
+            "key": request.fingerprint(self.model),
+            "role": request.role,
+            "model": self.model,
+            **current_booking(),
+            "request": request.dump(),
+        }
+        try:
+            response = self.wrapped.complete(request)
+        except LlmError as error:
+            if type(error).__name__ in _RECORDED_ERRORS:
+                self._file.write({**row, "reply": None, "error": _error_row(error)})
+            raise
+        self._file.write({**row, "reply": response.dump(), "error": None})
+        return response
+
+    def count_tokens(self, request: Request) -> int:
+        """Return the wrapped model's count, which is recorded as well."""
+        tokens = self.wrapped.count_tokens(request)
+        key = "count:" + request.fingerprint(self.model)
+        row = {"kind": "count", "key": key, "role": request.role, "model": self.model, "tokens": tokens}
+        self._file.write(row)
+        return tokens
+
+
+class ReplayLM(LanguageModel):
+    """Answers from a cassette.
 
     Args:
         cassette_file: File of calls.
         model: Name under which the calls were recorded.
-        wrapped: The recorded model; None is enough for a replay.
         supports_tools: As the recorded model.
         max_output_tokens: As the recorded model.
         max_call_usd: As the recorded model.
@@ -114,68 +155,28 @@ class CassetteLM(BaseLanguageModel):
         self,
         cassette_file: CassetteFile,
         model: str,
-        wrapped: LanguageModel | None = None,
         *,
         supports_tools: bool = True,
         max_output_tokens: int = MIN_MAX_TOKENS,
         max_call_usd: float | None = None,
     ) -> None:
-        if wrapped is None and cassette_file.mode != "replay":
-            raise UsageError(
-                f"mode `{cassette_file.mode}` needs a model behind the cassette", location=str(cassette_file.path)
-            )
-        self.cassette_file, self.model, self.wrapped = cassette_file, model, wrapped
-        self.supports_tools, self.max_output_tokens, self._max_call_usd = (
-            supports_tools,
-            max_output_tokens,
-            max_call_usd,
-        )
+        self._file, self.model, self._max_call_usd = cassette_file, model, max_call_usd
+        self.supports_tools, self.max_output_tokens = supports_tools, max_output_tokens
 
     def complete(self, request: Request) -> Response:
-        """Answer from the file, or ask the wrapped model and record the answer."""
-        key = request.fingerprint(self.model)
-        if self.cassette_file.mode == "replay":
-            return self._replay(key, request)
-        row = {
-            "kind": "complete", "key": key, "role": request.role, "model": self.model, **current_booking(),
-            "request": request.dump(),
-        }  # fmt: skip
-        try:
-            response = self._wrapped_model().complete(request)
-        except LlmError as error:
-            if type(error) in _RECORDED_NAMES and self.cassette_file.mode == "record":
-                self.cassette_file.write({**row, "reply": None, "error": _error_row(error)})
-            raise
-        if self.cassette_file.mode == "record":
-            self.cassette_file.write({**row, "reply": response.dump(), "error": None})
-        return response
+        """Return the recorded answer, or raise the recorded error."""
+        row = self._file.next(request.fingerprint(self.model), request, self.model, what="call")
+        return with_parsed_output(recorded_answer(row, location=str(self._file.path)), request)
 
     def count_tokens(self, request: Request) -> int:
         """Return the recorded count, so that a replay meets its budget at the same call."""
         key = "count:" + request.fingerprint(self.model)
-        if self.cassette_file.mode == "replay":
-            return int(self.cassette_file.next(key, request, self.model, what="token count")["tokens"])
-        tokens = self._wrapped_model().count_tokens(request)
-        if self.cassette_file.mode == "record":
-            self.cassette_file.write(
-                {"kind": "count", "key": key, "role": request.role, "model": self.model, "tokens": tokens}
-            )
-        return tokens
+        return int(self._file.next(key, request, self.model, what="token count")["tokens"])
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
         """Return the most that the call can cost in dollars; None if no price is known."""
-        if self.wrapped is not None:
-            return self.wrapped.max_cost_usd(request, prompt_tokens)
-        known = prices.max_cost_usd(self.model, prompt_tokens, request)
+        known = super().max_cost_usd(request, prompt_tokens)
         return known if known is not None else self._max_call_usd
-
-    def _wrapped_model(self) -> LanguageModel:
-        assert self.wrapped is not None  # checked when built
-        return self.wrapped
-
-    def _replay(self, key: str, request: Request) -> Response:
-        row = self.cassette_file.next(key, request, self.model, what="call")
-        return with_parsed_output(recorded_answer(row, location=str(self.cassette_file.path)), request)
 
 
 def _check_row(row: dict[str, Any], location: str) -> None:
@@ -194,7 +195,7 @@ def _check_row(row: dict[str, Any], location: str) -> None:
 def is_answer(row: dict[str, Any]) -> bool:
     """Return whether a line holds what a model answered, usable or not; an outage is not an answer."""
     error = row.get("error")
-    return row.get("kind") == "complete" and (error is None or error["kind"] != "LmUnavailable")
+    return row.get("kind") == "complete" and (error is None or error["kind"] != LlmUnavailableError.__name__)
 
 
 def recorded_answer(row: dict[str, Any], *, location: str) -> Response:
@@ -206,22 +207,95 @@ def recorded_answer(row: dict[str, Any], *, location: str) -> Response:
     raise _RECORDED_ERRORS[error["kind"]](
         error["what"],
         location=error["where"],
-        hint=error["mend"],
+        hint=error["hint"],
         usage=usage,
         cost_usd=error["cost_usd"],
         lost_attempts=error["lost_attempts"],
-        answer=error.get("answer"),  # cassettes of earlier versions have none
+        answer=error["answer"],
     )
 
 
 def _error_row(error: LlmError) -> dict[str, Any]:
     return {
-        "kind": _RECORDED_NAMES[type(error)],
+        "kind": type(error).__name__,
         "what": error.message,
         "where": error.location,
-        "mend": error.hint,
+        "hint": error.hint,
         "usage": error.usage.dump() if error.usage else None,
         "cost_usd": error.cost_usd,
         "lost_attempts": error.lost_attempts,
         "answer": error.answer,
     }
+
+
+class PaidAnswers:
+    """The recorded answers of attempts that ended before a round was planned.
+
+    They serve one later attempt, the first that asks. The n-th call with a fingerprint gets the n-th answer.
+
+    Args:
+        cassette: cassette.jsonl of the run.
+        attempts: Ids of these attempts.
+
+    Attributes:
+        attempts: Ids of these attempts.
+        served_last: Whether the latest call got one of the answers.
+    """
+
+    def __init__(self, cassette: Path, attempts: Collection[str]) -> None:
+        self.location, self.served_last = str(cassette), False
+        self.attempts = frozenset(attempts)
+        self._served_attempt: str | None = None
+        self._rows: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
+        for row in jsonl.read(cassette) if attempts else []:
+            if row.get("round_attempt_id") in attempts and is_answer(row):
+                self._rows[row["key"]].append(row)
+
+    def take(self, key: str) -> dict[str, Any] | None:
+        """Return the next unused answer to the request with this fingerprint; None if there is none."""
+        row = self._next(key)
+        self.served_last = row is not None
+        return row
+
+    def _next(self, key: str) -> dict[str, Any] | None:
+        attempt = current_booking().get("round_attempt_id")
+        if attempt is None or attempt in self.attempts:
+            return None
+        if self._served_attempt is None:
+            self._served_attempt = attempt
+        rows = self._rows.get(key)
+        return rows.popleft() if rows and attempt == self._served_attempt else None
+
+
+class PaidAnswersLM(WrappedLM):
+    """A language model that asks only for what was not answered before; a recorded answer costs nothing again."""
+
+    def __init__(self, wrapped: LanguageModel, answers: PaidAnswers) -> None:
+        super().__init__(wrapped)
+        self._answers = answers
+
+    def complete(self, request: Request) -> Response:
+        """Return the recorded answer or raise the recorded error, without usage and cost; otherwise ask."""
+        row = self._answers.take(request.fingerprint(self.model))
+        if row is None:
+            return self.wrapped.complete(request)
+        LOGGER.info("the answer to an interrupted attempt is used again for the role %s", request.role)
+        try:
+            answer = with_parsed_output(recorded_answer(row, location=self._answers.location), request)
+        except LlmError as error:
+            error.usage, error.cost_usd, error.lost_attempts = None, None, 0
+            raise
+        free = {"usage": Usage(), "cost_usd": 0.0, "duration_ms": 0, "lost_attempts": 0}
+        return answer.model_copy(update=free)
+
+
+def settle_recorded_calls(ledger: Ledger, cassette: Path) -> None:
+    """Settle the calls whose answer was recorded before the process died, with what they cost."""
+    for row in jsonl.read(cassette) if ledger.pending_calls else []:
+        call_id = row.get("call_id")
+        if call_id not in ledger.pending_calls:
+            continue
+        try:
+            ledger.settle(call_id, "ok", recorded_answer(row, location=str(cassette)))
+        except LlmError as error:
+            ledger.settle(call_id, type(error).__name__, error)

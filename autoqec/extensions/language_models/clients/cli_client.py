@@ -6,26 +6,29 @@ Flags: https://code.claude.com/docs/en/cli-reference, https://developers.openai.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from autoqec.contracts.base import canonical_json
 from autoqec.errors import UsageError
-from autoqec.extensions.language_models.clients import cli_output, environment, prices
+from autoqec.extensions.language_models.clients import environment, prices
 from autoqec.extensions.language_models.clients.base import (
+    MAX_RESPONSE_CHARS,
     MIN_MAX_TOKENS,
-    BaseLanguageModel,
     Effort,
+    LanguageModel,
     Request,
     Response,
-    estimate_tokens,
+    strict_schema,
     with_parsed_output,
 )
 from autoqec.extensions.language_models.clients.deadline import call_deadline
@@ -34,9 +37,11 @@ from autoqec.extensions.language_models.clients.errors import (
     LlmBadAnswerError,
     LlmBadRequestError,
     LlmError,
+    LlmRefusalError,
+    LlmTruncatedError,
     LlmUnavailableError,
 )
-from autoqec.extensions.language_models.clients.output_schema import strict_schema
+from autoqec.extensions.language_models.clients.usage import Usage, call_cost, token_count
 from autoqec.system.process import child
 
 Program = Literal["claude", "codex"]
@@ -54,7 +59,7 @@ _PROGRAM_ENV_VARS: dict[str, tuple[str, ...]] = {
 _AUTH_WORDS = re.compile(r"api key|/login|log in|unauthorized|\b401\b|authentication|not logged in", re.IGNORECASE)
 
 
-class CliLM(BaseLanguageModel):
+class CliLM(LanguageModel):
     """A program that answers. Requests with tools are refused: the program has a tool loop of its own.
 
     Args:
@@ -89,34 +94,19 @@ class CliLM(BaseLanguageModel):
         start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="autoqec-lm-") as name:
             out, err, returncode = self._run(request, Path(name))
-        read = cli_output.read_claude if self._program == "claude" else cli_output.read_codex
+        read = _read_claude if self._program == "claude" else _read_codex
         try:
-            program_response = read(out, self.model)
+            response = read(out, self.model)
         except LlmUnavailableError as error:
             failure = self._error_from_output(f"{error.message}; {err}" if err else error.message, returncode)
             failure.usage, failure.cost_usd = error.usage, error.cost_usd  # also a failed call is paid
             raise failure from None
-        response = Response(
-            text=program_response.text,
-            usage=program_response.usage,
-            stop_reason=program_response.stop_reason,
-            model=program_response.model,
-            cost_usd=program_response.cost_usd,
-            duration_ms=int((time.monotonic() - start) * 1000),
-        )
-        try:
-            return with_parsed_output(response, request)
-        except LlmError as error:
-            error.usage, error.cost_usd = response.usage, response.cost_usd
-            raise
-
-    def count_tokens(self, request: Request) -> int:
-        """Return an upper estimate."""
-        return estimate_tokens(request.text())
+        took = {"duration_ms": int((time.monotonic() - start) * 1000)}
+        return with_parsed_output(response.model_copy(update=took), request)
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
         """Return the most that the call can cost in dollars; None if no price is known."""
-        known = prices.max_cost_usd(self.model, prompt_tokens, request)
+        known = super().max_cost_usd(request, prompt_tokens)
         return known if known is not None else self._max_call_usd
 
     def _run(self, request: Request, work: Path) -> tuple[bytes, str, int]:
@@ -195,3 +185,96 @@ def _write_stdin(pipe: IO[bytes], data: bytes) -> None:
     with suppress(OSError, ValueError):
         pipe.write(data)
         pipe.close()
+
+
+def _read_claude(out: bytes, requested_model: str) -> Response:
+    """Parse the object of `--output-format json`."""
+    payload = next((line for line in _json_objects(out) if line.get("type") == "result"), None)
+    if payload is None:
+        raise LlmUnavailableError("no result on stdout")
+    usage, cost = _usage(payload.get("usage"), "input_tokens"), call_cost(payload.get("total_cost_usd"))
+    if cost is None:
+        cost = prices.cost_usd(requested_model, usage)
+    text = str(payload.get("result") or "")
+    structured = payload.get("structured_output")
+    by_model = payload.get("modelUsage")
+    model = next(iter(by_model), requested_model) if isinstance(by_model, dict) else requested_model
+    error_type: type[LlmError] | None = None
+    if payload.get("stop_reason") == "refusal":
+        error_type = LlmRefusalError
+    elif payload.get("stop_reason") == "max_tokens" or payload.get("subtype") in (
+        "error_max_budget_usd",
+        "error_max_turns",
+    ):
+        error_type = LlmTruncatedError
+    elif payload.get("subtype") == "error_max_structured_output_retries":
+        error_type = LlmBadAnswerError
+    elif payload.get("is_error"):
+        raise LlmUnavailableError(text or str(payload.get("subtype")), usage=usage, cost_usd=cost)
+    elif len(text) > MAX_RESPONSE_CHARS:
+        error_type, text = LlmBadAnswerError, f"an answer of {len(text)} characters"
+    if error_type is not None:
+        raise error_type(
+            f"{payload.get('subtype')}: {text[:300]}", location=requested_model, usage=usage, cost_usd=cost
+        )
+    content = json.dumps(structured, ensure_ascii=False) if structured is not None else text
+    return _response(content, usage, cost, model, str(payload.get("stop_reason") or "end_turn"))
+
+
+def _read_codex(out: bytes, requested_model: str) -> Response:
+    """Parse the event stream of `--json`: the last agent message, and the usage of the turn."""
+    text: str | None = None
+    usage, failure_messages, done = Usage(), [], False
+    for event in _json_objects(out):
+        kind, item = event.get("type"), event.get("item")
+        if kind == "item.completed" and isinstance(item, dict) and item.get("type") == "agent_message":
+            text = str(item.get("text") or "")
+        elif kind == "turn.completed":
+            usage, done = usage + _usage(event.get("usage"), "all_input"), True
+        elif kind in ("turn.failed", "error"):
+            error = event.get("error")
+            failure_messages.append(str(error.get("message") if isinstance(error, dict) else event.get("message")))
+    cost = prices.cost_usd(requested_model, usage)
+    if text is None or not done:
+        raise LlmUnavailableError(
+            "; ".join(failure_messages) or "no answer on stdout", usage=usage if done else None, cost_usd=cost
+        )
+    if len(text) > MAX_RESPONSE_CHARS:
+        raise LlmBadAnswerError(
+            f"an answer of {len(text)} characters", location=requested_model, usage=usage, cost_usd=cost
+        )
+    return _response(text, usage, cost, requested_model)
+
+
+def _response(text: str, usage: Usage, cost_usd: float | None, model: str, stop_reason: str = "end_turn") -> Response:
+    return Response(
+        text=text, usage=usage, stop_reason=stop_reason, model=model, cost_usd=cost_usd, duration_ms=0
+    )  # fmt: skip
+
+
+def _usage(payload: Any, counting: Literal["input_tokens", "all_input"]) -> Usage:
+    """Return the usage; `all_input` means that the input count includes the cached tokens, as codex counts."""
+    payload = payload if isinstance(payload, dict) else {}
+
+    def count(name: str) -> int:
+        return token_count(payload.get(name), name)
+
+    if counting == "input_tokens":
+        return Usage(**{name: count(name) for name in Usage.model_fields})
+    cached = min(count("cached_input_tokens"), count("input_tokens"))
+    return Usage(
+        input_tokens=count("input_tokens") - cached,
+        output_tokens=count("output_tokens"),
+        cache_read_input_tokens=cached,
+    )
+
+
+def _json_objects(out: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of the output, or of its lines, without keys: programs mix in notices."""
+    for line in (out, *out.splitlines()):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield environment.redact_value(value)

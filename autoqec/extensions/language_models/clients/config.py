@@ -7,18 +7,22 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from autoqec import optional
 from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models.clients import scripted
 from autoqec.extensions.language_models.clients.base import Effort, LanguageModel
-from autoqec.extensions.language_models.clients.cassette import CassetteFile, CassetteLM
+from autoqec.extensions.language_models.clients.cassette import CassetteFile, RecordingLM, ReplayLM
 from autoqec.extensions.language_models.clients.ledger import Ledger, MeteredLM
 from autoqec.extensions.language_models.clients.prices import Price, cost_usd, price_list, set_price
 from autoqec.extensions.language_models.clients.usage import Usage
+
+if TYPE_CHECKING:
+    from autoqec.extensions.language_models.clients.provider import ProviderLM
 
 Backend = Literal["anthropic", "openai", "gemini", "claude", "codex", "scripted"]
 _KNOWN_MODELS = (
@@ -29,7 +33,8 @@ _KNOWN_MODELS = (
 _OPENAI_NAMES = re.compile(r"(gpt|chatgpt|o\d)(?![a-z])")
 _PROGRAM_OF: dict[Backend, Backend] = {"anthropic": "claude", "openai": "codex"}  # with models of the same provider
 _PROVIDER_OF = {program: provider for provider, program in _PROGRAM_OF.items()}
-_PROGRAMS = _WITHOUT_TEMPERATURE = tuple(_PROGRAM_OF.values())
+_PROGRAMS = tuple(_PROGRAM_OF.values())
+_WITHOUT_TOOLS = (*_PROGRAMS, "gemini")
 ROLE_FIELDS = ("backend", "model", "base_url", "timeout_s", "api_key_env")
 LOGGER = logging.getLogger("autoqec.extensions.language_models.clients")
 
@@ -99,8 +104,7 @@ def require_price(config: LMConfig) -> None:
     Raises:
         UsageError: No price of the model is known, so that every call would be refused.
     """
-    _use_price(config)
-    if config.max_call_usd is None and cost_usd(config.resolved_model(), Usage()) is None:
+    if config.price is None and config.max_call_usd is None and cost_usd(config.resolved_model(), Usage()) is None:
         known = ", ".join(sorted(price_list().models))
         raise UsageError(
             f"no price is known for the model {config.resolved_model()!r}, so a budget in dollars cannot be kept",
@@ -166,24 +170,21 @@ def get_lm_client(
         UsageError: No backend fits the model's name.
         LlmAuthError: There is no key.
     """
-    _use_price(config)
-    lm = _backend(config) if cassette_file is None or cassette_file.mode != "replay" else None
-    if cassette_file is not None:
-        lm = CassetteLM(
+    if config.price is not None:
+        set_price(config.resolved_model(), config.price)
+    lm: LanguageModel
+    if cassette_file is not None and cassette_file.mode == "replay":
+        lm = ReplayLM(
             cassette_file,
             config.resolved_model(),
-            lm,
-            supports_tools=config.resolved_backend() not in ("claude", "codex", "gemini"),
+            supports_tools=config.resolved_backend() not in _WITHOUT_TOOLS,
             max_output_tokens=config.max_output_tokens,
             max_call_usd=config.max_call_usd,
         )
-    assert lm is not None  # without a tape there is a backend
-    return MeteredLM(lm, ledger) if ledger is not None else lm
-
-
-def _use_price(config: LMConfig) -> None:
-    if config.price is not None:
-        set_price(config.resolved_model(), config.price)
+    else:
+        lm = _backend(config)
+        lm = lm if cassette_file is None else RecordingLM(lm, cassette_file)
+    return lm if ledger is None else MeteredLM(lm, ledger)
 
 
 def _backend(config: LMConfig) -> LanguageModel:
@@ -192,9 +193,7 @@ def _backend(config: LMConfig) -> LanguageModel:
         return scripted.from_name(model, max_output_tokens=config.max_output_tokens)
     temperature = config.temperature if "temperature" in config.model_fields_set else None
     # Current models of the Messages API reject a temperature; other endpoints may accept it.
-    if temperature is not None and (
-        backend in _WITHOUT_TEMPERATURE or (backend == "anthropic" and config.base_url is None)
-    ):
+    if temperature is not None and (backend in _PROGRAMS or (backend == "anthropic" and config.base_url is None)):
         LOGGER.warning("backend `%s` does not accept `temperature`; it is not sent", backend)
         temperature = None
     if config.thinking_budget is not None and backend != "gemini":
@@ -204,21 +203,16 @@ def _backend(config: LMConfig) -> LanguageModel:
         "timeout_s": config.timeout_s,
         "max_output_tokens": config.max_output_tokens,
     }
-    network = {**limits, "base_url": config.base_url, "key_env": config.api_key_env, "max_retries": config.max_retries}
-    network |= {"temperature": temperature}
-    provider = {**network, "thinking_budget": config.thinking_budget}
-    if backend == "anthropic":
-        from autoqec.extensions.language_models.clients.anthropic_client import AnthropicLM
-
-        return AnthropicLM(model, **network)
-    if backend == "openai":
-        from autoqec.extensions.language_models.clients.openai_client import OpenAIClient
-
-        return OpenAIClient(model, **provider)
-    if backend == "gemini":
-        from autoqec.extensions.language_models.clients.gemini_client import GeminiClient
-
-        return GeminiClient(model, **provider)
+    if backend not in ("claude", "codex"):
+        return _provider(backend)(
+            model,
+            base_url=config.base_url,
+            key_env=config.api_key_env,
+            max_retries=config.max_retries,
+            temperature=temperature,
+            thinking_budget=config.thinking_budget,
+            **limits,
+        )
     if config.api_key_env is not None:
         raise UsageError(
             f"the program `{backend}` gets no key from {config.api_key_env}: it logs in by itself",
@@ -228,3 +222,15 @@ def _backend(config: LMConfig) -> LanguageModel:
     from autoqec.extensions.language_models.clients.cli_client import CliLM
 
     return CliLM(backend, config.model, max_call_usd=config.max_call_usd, **limits)
+
+
+def _provider(backend: Backend) -> type[ProviderLM]:
+    """Return the client of a provider. Raises UsageError if its package is not installed."""
+    if backend == "anthropic":
+        from autoqec.extensions.language_models.clients.anthropic_client import AnthropicLM
+
+        return AnthropicLM
+    optional.require_installed("openai", extra="openai", location="lm.model")
+    from autoqec.extensions.language_models.clients.openai_client import GeminiClient, OpenAIClient
+
+    return GeminiClient if backend == "gemini" else OpenAIClient

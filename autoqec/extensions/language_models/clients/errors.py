@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoqec.errors import AutoqecError
-from autoqec.extensions.language_models.clients.redact import encodable, redact
+from autoqec.extensions.language_models.clients.environment import encodable, redact
 from autoqec.extensions.language_models.clients.usage import Usage
 
 NO_KEY_HINT = (

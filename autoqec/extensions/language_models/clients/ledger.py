@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.extensions.language_models.clients.base import (
-    BaseLanguageModel,
     LanguageModel,
     Request,
     Response,
+    WrappedLM,
     estimate_tokens,
 )
 from autoqec.extensions.language_models.clients.errors import BudgetExceededError, LlmError
@@ -205,13 +205,12 @@ class Ledger:
             self.by_attempt.setdefault(reservation["round_attempt_id"], UsageTotals()).add(line)
 
 
-class MeteredLM(BaseLanguageModel):
+class MeteredLM(WrappedLM):
     """A language model whose calls are booked, and refused if they could break the budget."""
 
     def __init__(self, wrapped: LanguageModel, ledger: Ledger) -> None:
-        self.wrapped, self.ledger, self.model = wrapped, ledger, wrapped.model
-        self.max_output_tokens = getattr(wrapped, "max_output_tokens", self.max_output_tokens)
-        self.supports_tools = wrapped.supports_tools
+        super().__init__(wrapped)
+        self.ledger = ledger
 
     def complete(self, request: Request) -> Response:
         """Book the call and ask the wrapped model."""
@@ -226,14 +225,6 @@ class MeteredLM(BaseLanguageModel):
             _current_call_id.reset(token)
         self.ledger.settle(call, "ok", response)
         return response
-
-    def count_tokens(self, request: Request) -> int:
-        """Return the wrapped model's count."""
-        return self.wrapped.count_tokens(request)
-
-    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        """Return the wrapped model's bound."""
-        return self.wrapped.max_cost_usd(request, prompt_tokens)
 
     def _cost_bound(self, request: Request) -> CostBound:
         # Counting is a request of its own: only a budget needs the exact figure.

@@ -1,16 +1,16 @@
-"""Client of the Chat Completions API: OpenAI's own, and compatible endpoints (vLLM, Ollama, gateways) by `base_url`."""
+"""Client of the Chat Completions API: OpenAI, Gemini, and other endpoints (vLLM, Ollama, gateways) by `base_url`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from autoqec.extensions.language_models.clients.base import Effort, Message, Request
-from autoqec.extensions.language_models.clients.output_schema import strict_schema
-from autoqec.extensions.language_models.clients.provider import Answer, ProviderLM, RequestFailedError
-from autoqec.extensions.language_models.clients.reported import token_count
-from autoqec.extensions.language_models.clients.transport import deadline_transport
-from autoqec.extensions.language_models.clients.usage import Usage
+import openai
+
+from autoqec.extensions.language_models.clients.base import Effort, Message, Request, strict_schema
+from autoqec.extensions.language_models.clients.provider import Answer, ProviderLM
+from autoqec.extensions.language_models.clients.usage import Usage, token_count
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -19,45 +19,36 @@ class OpenAIClient(ProviderLM):
     """One model behind the Chat Completions API.
 
     Arguments and errors: see `ProviderLM`. The API has no thinking budget.
+
+    Attributes:
+        endpoint: The provider's own.
+        efforts: Reasoning effort -> name that the API has for it, where that is another one.
     """
 
-    package = extra = "openai"
-    key_names = ("OPENAI_API_KEY",)
+    package, package_error, path = openai, openai.OpenAIError, "/chat/completions"
+    key_names: tuple[str, ...] = ("OPENAI_API_KEY",)
+    endpoint = "https://api.openai.com/v1"
+    efforts: Mapping[Effort, str] = {"max": "xhigh"}
 
-    def _thinking_options(self, thinking_budget: int | None, effort: Effort | None) -> dict[str, Any]:
-        return {"reasoning_effort": "xhigh" if effort == "max" else effort}
-
-    def _connect(self, key: str, base_url: str | None) -> Any:
-        import httpx2
-        import openai
-
+    def _connect(self, key_name: str | None, key: str, **limits: Any) -> Any:
         # Compatible endpoints know the older name only.
-        self._limit_name = "max_completion_tokens" if base_url is None else "max_tokens"
-        return openai.OpenAI(
-            api_key=key,
-            base_url=base_url or "https://api.openai.com/v1",
-            max_retries=0,
-            timeout=openai.Timeout(self._timeout_s, connect=min(5.0, self._timeout_s)),
-            http_client=httpx2.Client(transport=deadline_transport()),
-        )
+        official = self._base_url is None and self.endpoint == OpenAIClient.endpoint
+        self._limit_name = "max_completion_tokens" if official else "max_tokens"
+        return openai.OpenAI(api_key=key, base_url=self._base_url or self.endpoint, **limits)
+
+    def _is_answer(self, body: dict[str, Any]) -> bool:
+        return isinstance(body.get("choices"), list)
+
+    def _sent_options(self, temperature: float | None, thinking_budget: int | None) -> dict[str, Any]:
+        effort = None if self._effort is None else self.efforts.get(self._effort, self._effort)
+        options = {"temperature": temperature, "reasoning_effort": effort}
+        return {name: value for name, value in options.items() if value is not None}
 
     def _send(self, request: Request, options: dict[str, Any]) -> dict[str, Any]:
-        import openai
-
-        try:
-            response = self._client.chat.completions.with_raw_response.create(**self._body(request), **options)
-            body = json.loads(response.http_response.content)
-        except openai.APIStatusError as error:
-            raise RequestFailedError(
-                _message(error), status=error.status_code, headers=error.response.headers, parameter=error.param
-            ) from None
-        except openai.APIConnectionError as error:
-            raise RequestFailedError(str(error.__cause__ or error), sent=_may_be_processed(error)) from None
-        except (openai.OpenAIError, ValueError, RecursionError) as error:
-            raise RequestFailedError(f"the endpoint's answer is not JSON ({error})"[:300], sent=True) from None
-        if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
-            raise RequestFailedError("the endpoint answered 200 with something that is no completion", sent=True)
-        return body
+        if request.effort is not None:
+            options = options | {"reasoning_effort": self.efforts.get(request.effort, request.effort)}
+        response = self._client.chat.completions.with_raw_response.create(**self._body(request), **options)
+        return dict(response.http_response.json())
 
     def _body(self, request: Request) -> dict[str, Any]:
         messages: list[dict[str, Any]] = []
@@ -77,20 +68,20 @@ class OpenAIClient(ProviderLM):
         if request.output is not None:
             schema = {"name": request.output.__name__, "strict": True, "schema": strict_schema(request.output)}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if request.effort is not None:
-            body["reasoning_effort"] = "xhigh" if request.effort == "max" else request.effort
         return body
 
     def _usage(self, body: dict[str, Any]) -> Usage:
         usage = body.get("usage")
         usage = usage if isinstance(usage, dict) else {}
         details = usage.get("prompt_tokens_details")
-        prompt = token_count(usage.get("prompt_tokens"), "prompt_tokens")
+        prompt, completion, total = (
+            token_count(usage.get(name), name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+        )
         cached = token_count(details.get("cached_tokens"), "cached_tokens") if isinstance(details, dict) else 0
         return Usage(
             input_tokens=prompt - min(cached, prompt),
             cache_read_input_tokens=min(cached, prompt),
-            output_tokens=token_count(usage.get("completion_tokens"), "completion_tokens"),
+            output_tokens=max(completion, total - prompt),  # Gemini counts thoughts in the total only
         )
 
     def _read(self, body: dict[str, Any]) -> Answer:
@@ -107,7 +98,37 @@ class OpenAIClient(ProviderLM):
         refusal = message.get("refusal") or ("content filter" if reason == "content_filter" else None)
         # Some endpoints end a turn of tool calls with `stop`.
         stop = "tool_use" if len(blocks) > bool(text) else _STOP_REASONS.get(reason, str(reason))
-        return Answer(text, self._usage(body), stop, str(body.get("model") or self.model), refusal, tuple(blocks))
+        return Answer(text, stop, body.get("model"), refusal, tuple(blocks))
+
+
+class GeminiClient(OpenAIClient):
+    """One model behind the Gemini API, through its endpoint for Chat Completions.
+
+    Not every model calls functions and answers by a schema in one request, so no tools are offered.
+
+    Arguments and errors: see `ProviderLM`. A thinking budget is 0 for no thinking, -1 for as much as the model likes;
+    without one, `effort` sets the thinking level.
+    """
+
+    supports_tools = False
+    key_names = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
+    endpoint = "https://generativelanguage.googleapis.com/v1beta/openai/"
+    efforts: Mapping[Effort, str] = {"xhigh": "high", "max": "high"}
+
+    def _sent_options(self, temperature: float | None, thinking_budget: int | None) -> dict[str, Any]:
+        options = super()._sent_options(temperature, None)
+        if thinking_budget is not None:
+            options.pop("reasoning_effort", None)
+            options["thinking_budget"] = thinking_budget
+        return options
+
+    def _send(self, request: Request, options: dict[str, Any]) -> dict[str, Any]:
+        options, budget = dict(options), options.get("thinking_budget")
+        if budget is not None:
+            del options["thinking_budget"]
+            options["extra_body"] = {"extra_body": {"google": {"thinking_config": {"thinking_budget": budget}}}}
+            request = request.model_copy(update={"effort": None})
+        return super()._send(request, options)
 
 
 def _messages(message: Message) -> list[dict[str, Any]]:
@@ -131,15 +152,3 @@ def _messages(message: Message) -> list[dict[str, Any]]:
     ]
     own: dict[str, Any] = {"role": message.role, "content": text or None, **({"tool_calls": calls} if calls else {})}
     return [*results, *([own] if text or calls else [])]
-
-
-def _message(error: Any) -> str:
-    body = error.body
-    message = body.get("message") if isinstance(body, dict) else None
-    return str(message or error)[:300]
-
-
-def _may_be_processed(error: Any) -> bool:
-    import httpx2
-
-    return not isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)

@@ -10,7 +10,6 @@ from pydantic import Field, ValidationError
 
 from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.errors import UsageError
-from autoqec.extensions.language_models.clients.base import Request
 from autoqec.extensions.language_models.clients.usage import Usage
 from autoqec.store.files import load_yaml
 
@@ -43,8 +42,7 @@ class PriceList(Contract):
     as_of: datetime.date
     source: str
     default_model: str
-    cache_write_5m: float
-    cache_write_1h: float
+    cache_write: float
     cache_read: float
     models: dict[str, Price]
 
@@ -84,29 +82,20 @@ def parse_price(text: str) -> Price:
     return price if price.cache_read is not None else price.model_copy(update={"cache_read": price.input})
 
 
-def cost_usd(model: str, usage: Usage, *, cache_write_1h_tokens: int = 0) -> float | None:
-    """Return the cost of `usage` in dollars; None for a model without a known price. Scripted answers cost nothing.
-
-    Args:
-        model: Name of the model.
-        usage: Tokens of the call.
-        cache_write_1h_tokens: How many of the cache-creation tokens were written for an hour.
-    """
+def cost_usd(model: str, usage: Usage) -> float | None:
+    """Return the cost of `usage` in dollars; None for a model without a known price. Scripted answers cost nothing."""
     if model.startswith("scripted:"):
         return 0.0
     prices = price_list()
     price = _own_prices.get(model) or prices.models.get(model)
     if price is None:
         return None
-    hour = min(cache_write_1h_tokens, usage.cache_creation_input_tokens)
-    minutes = usage.cache_creation_input_tokens - hour
-    prompt = usage.input_tokens + minutes * prices.cache_write_5m + hour * prices.cache_write_1h
+    prompt = usage.input_tokens + usage.cache_creation_input_tokens * prices.cache_write
     cache_read = prices.cache_read * price.input if price.cache_read is None else price.cache_read
     dollars = prompt * price.input + usage.cache_read_input_tokens * cache_read + usage.output_tokens * price.output
     return price.factor(usage.prompt_tokens) * dollars / 1e6
 
 
-def max_cost_usd(model: str, prompt_tokens: int, request: Request, *, cache_hour: bool = False) -> float | None:
+def max_cost_usd(model: str, prompt_tokens: int, max_tokens: int) -> float | None:
     """Return the most that a call can cost: the whole prompt written to the cache, every output token used."""
-    upper_bound = Usage(cache_creation_input_tokens=prompt_tokens, output_tokens=request.max_tokens)
-    return cost_usd(model, upper_bound, cache_write_1h_tokens=prompt_tokens if cache_hour else 0)
+    return cost_usd(model, Usage(cache_creation_input_tokens=prompt_tokens, output_tokens=max_tokens))

@@ -16,10 +16,9 @@ from typing import Any
 
 from autoqec.contracts.base import canonical_json
 from autoqec.errors import UsageError
-from autoqec.extensions.language_models.clients import prices
 from autoqec.extensions.language_models.clients.base import (
     MIN_MAX_TOKENS,
-    BaseLanguageModel,
+    LanguageModel,
     Request,
     Response,
     ToolCall,
@@ -38,7 +37,7 @@ Script = Callable[[Request], ScriptedResponse]
 _registered_scripts: dict[str, Script] = {}
 
 
-class ScriptedLM(BaseLanguageModel):
+class ScriptedLM(LanguageModel):
     """Answers from a function of the request, or from a list, one a call; a list that is used up is a bad answer.
 
     Usage is estimated from the texts, so that the same calls always cost the same tokens. Threads may share it, and
@@ -82,19 +81,7 @@ class ScriptedLM(BaseLanguageModel):
             duration_ms=0,
             blocks=tuple({"type": "tool_use", **call.dump()} for call in calls),
         )
-        try:
-            return with_parsed_output(response, request)
-        except LlmError as error:
-            error.usage, error.cost_usd = usage, 0.0
-            raise
-
-    def count_tokens(self, request: Request) -> int:
-        """Return an upper estimate."""
-        return estimate_tokens(request.text())
-
-    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        """Return the most that the call can cost in dollars; None if no price is known."""
-        return prices.max_cost_usd(self.model, prompt_tokens, request)
+        return with_parsed_output(response, request)
 
 
 def register(name: str, script: Script) -> None:

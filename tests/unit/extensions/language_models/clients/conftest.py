@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autoqec.extensions.language_models.clients.redact import SECRET_ENV_VARS
+from autoqec.extensions.language_models.clients.environment import SECRET_ENV_VARS
 from tests.support.messages_server import MessagesServer
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from autoqec.extensions.language_models.clients.anthropic_client import AnthropicLM
-from autoqec.extensions.language_models.clients.base import Message, Request, Response
+from autoqec.extensions.language_models.clients.base import LanguageModel, Message, Request, Response
+from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client
 from autoqec.extensions.language_models.clients.errors import (
     BudgetExceededError,
     LlmBadAnswerError,
@@ -32,12 +33,18 @@ from tests.support.messages_server import (
 MODEL = "claude-opus-5-5"
 
 
+@pytest.fixture
+def server() -> Iterator[MessagesServer]:
+    with MessagesServer(key="none") as running:
+        yield running
+
+
 def request(text: str = "go", role: str = "ideator") -> Request:
     return Request(role=role, messages=(Message(role="user", content=text),))
 
 
-def served(server: MessagesServer, ledger: Ledger, model: str = MODEL) -> MeteredLM:
-    return MeteredLM(AnthropicLM(model, base_url=server.url, api_key=server.key), ledger)
+def served(server: MessagesServer, ledger: Ledger, model: str = MODEL) -> LanguageModel:
+    return get_lm_client(LMConfig(model=model, base_url=server.url, backend="anthropic"), ledger=ledger)
 
 
 def test_spend_is_exact_for_every_api_error(server: MessagesServer, tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ def test_dollar_budget_stops_before_the_call(server: MessagesServer) -> None:
 
 
 def test_budget_in_dollars_needs_a_price() -> None:
-    with MessagesServer(models=("qwen3",)) as server:
+    with MessagesServer(key="none", models=("qwen3",)) as server:
         lm = served(server, Ledger(max_usd=100.0), "qwen3")
         with pytest.raises(BudgetExceededError, match="no price"):
             lm.complete(request())
@@ -114,7 +121,7 @@ def test_budget_in_dollars_needs_a_price() -> None:
 
 
 def test_unknown_cost_is_null_never_zero() -> None:
-    with MessagesServer(models=("qwen3",)) as server:
+    with MessagesServer(key="none", models=("qwen3",)) as server:
         ledger = Ledger()
         served(server, ledger, "qwen3").complete(request())
     assert ledger.totals.cost_usd is None and ledger.totals.unknown_cost_calls == 1

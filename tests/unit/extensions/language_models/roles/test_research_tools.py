@@ -158,13 +158,13 @@ def test_screen_and_lesson_over_the_api(tmp_path: Path) -> None:
     turns: list[dict[str, Any]] = []
     cites = [{"round": 1, "figure": "delta_ler", "value": 1e-3}]
     answer = {"hypothesis": "h", "slug": "s", "fork_from": [], "proposal": MLP}
-    with MessagesServer() as server:
+    with MessagesServer(key="none") as server:
         server.script(
             use_tool("screen", {"proposal": MLP, "fork_from": [], "share": 0.02}, call_id="a"),
             use_tool("write_lesson", {"text": "it gains 1e-3", "cites": cites}, call_id="b"),
             say_json(answer),
         )
-        lm = AnthropicLM("claude-opus-5-5", base_url=server.url, api_key=server.key, max_retries=0)
+        lm = AnthropicLM("claude-opus-5-5", base_url=server.url, max_retries=0)
         ideator = LlmIdeator(
             lm, screen=lambda *arguments: trial(), notebook=Notebook(tmp_path / "notebook.jsonl"), on_turn=turns.append
         )
