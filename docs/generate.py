@@ -67,7 +67,7 @@ MODELS: dict[str, type[Contract]] = {
 }
 # Whole files and messages get a schema; their parts stand inside it.
 TOP_LEVEL = (
-    "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "FurtherRound", "DetachedRun",
+    "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "DetachedRun",
     "VerificationOrder", "VerificationSeeds", "VerificationResult", "Pointer", "Manifest", "RunInfo", "Begun",
     "Planned", "Nominated", "AlphaSpent", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse",
     "CoderResponse", "AnalystResponse", "ArchiveManifest",

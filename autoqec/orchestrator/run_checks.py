@@ -102,11 +102,9 @@ def _check_resume(request: RunRequest, layout: RunLayout, on_event: OnEvent) -> 
     config = baseline_config_at(repo, info.baseline_sha)
     network_options = check_env(env, config, spec)
     notes = (code_note, missing_extension(env.backend) if here else None)
-    recorded: RunShots | None = None
-    if spec.recorded is None:
+    if (directory := spec.recorded) is None:
         env.code.check_resumed(env, layout)
-    else:
-        recorded = env.code.check_moved(env, spec.recorded, str(layout.root), on_event)
+    recorded = None if directory is None else env.code.check_moved(env, directory, str(layout.root), on_event)
     return CheckedRun(
         request, env, env_text, info.baseline_sha, config, network_options, _without_none(notes), recorded
     )

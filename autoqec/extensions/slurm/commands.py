@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterable
@@ -77,8 +76,6 @@ def write_environment(path: Path) -> None:
 
 def has_only_this_machine(partition: str | None) -> bool:
     """Return whether SLURM has no other node than this machine, in the partition if one is named."""
-    if shutil.which("sinfo") is None:
-        return False
     where = [] if partition is None else [f"--partition={partition}"]
     status, output = run_command("sinfo", "--noheader", "--Node", "--format=%n", *where)
     nodes = {name.partition(".")[0] for name in output.split()}

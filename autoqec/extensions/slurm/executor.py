@@ -8,19 +8,17 @@ seeds derived for its candidate.
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoqec.contracts.events import JobReported, OnEvent, ignore
+from autoqec.contracts.events import JobReported, OnEvent
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
-from autoqec.errors import InfrastructureError, UsageError
+from autoqec.errors import UsageError
 from autoqec.extensions.slurm import job as work
 from autoqec.extensions.slurm import submission
 from autoqec.extensions.slurm.container import Image
@@ -36,17 +34,13 @@ from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout, pointer_on_branch, shared_with_jobs
 from autoqec.store.round_files import read_contract
 from autoqec.system import machine, sandbox
-from autoqec.verification import job as verification_job
-from autoqec.verification import verifier
 
 if TYPE_CHECKING:
     from autoqec.contracts.verdict import VerifyReport
-    from autoqec.contracts.verification_job import VerificationOrder
     from autoqec.verification.request import VerifyRequest
 
 NAME = "slurm"
 ARRAY_WAIT_S = 2.0  # that the first of several rounds waits for the proposals of further ones
-VERIFICATION_CPUS = 2  # two candidate processes
 _CAUSES: dict[str, FailureCause] = {
     "TIMEOUT": "time limit",
     "DEADLINE": "time limit",
@@ -62,6 +56,11 @@ def fill_job_options(options: Mapping[str, str], profile: Profile, threads: int 
         "mem": f"{math.ceil(1000 * (profile.memory_gb + submission.MARGIN_GB))}M",
     }
     return {**defaults, **options}
+
+
+def job_reported(number: int, job_id: str | None, state: Job, phase: str) -> JobReported:
+    """Return the event about the state of a job of round `number`."""
+    return JobReported(round=number, job=job_id, state=state.state or state.life, why=state.why, phase=phase)
 
 
 class SlurmExecutor:
@@ -174,7 +173,7 @@ class SlurmExecutor:
                 folder=first.layout.job_dir,
                 name=name,
                 options=first.order.options,
-                python=self._python(first.layout.dir, first.order.options),
+                python=self.python(first.layout.dir, first.order.options),
             )
         except BaseException as error:
             for future in rounds:
@@ -188,7 +187,7 @@ class SlurmExecutor:
             future.watch(job_id)
         failpoint("job_numbered")
 
-    def _python(self, round_dir: Path, options: Mapping[str, str]) -> str | None:
+    def python(self, round_dir: Path, options: Mapping[str, str]) -> str | None:
         """Return the command of the Python in the container; None without one."""
         if self.image is None:
             return None
@@ -209,70 +208,10 @@ class SlurmExecutor:
 
     def verify(self, request: VerifyRequest, on_event: OnEvent) -> VerifyReport:
         """Verify a candidate in a job, write its report and return it; an existing report is replayed here."""
+        from autoqec.extensions.slurm import verification  # imports torch
+
         self.flush()
-        return verifier.verify(request, on_event=on_event, measure=self._verify_in_job)
-
-    def _verify_in_job(self, request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyReport:
-        """Return the report of a job; that of an earlier process for the same test is awaited.
-
-        Raises:
-            UsageError: SLURM rejects the job.
-            InfrastructureError: The job ended without a result.
-            ContractError: The result is not signed for this order, or the candidate's files do not belong together.
-        """
-        layout = request.round
-        name = f"autoqec-verify-{layout.round}-{request.round_attempt_id}-{request.attempt_index}"
-        order = verification_job.unfinished_order(request)
-        if order is not None and order.name != name:
-            _cancel_named(order.name)
-            order = None
-        if order is None:
-            options = fill_job_options(self.options, request.profile)
-            options["cpus"] = str(max(VERIFICATION_CPUS, int(options["cpus"])))
-            order = verification_job.make_order(request, name, options)
-            verification_job.write_order(layout, order, verification_job.derive_seeds(request, order))
-        try:
-            report = self._await_verification(request, order, on_event or ignore)
-        except BaseException as error:
-            if self.leave is None or not isinstance(error, KeyboardInterrupt):
-                _cancel_named(name)
-                shutil.rmtree(layout.verification_dir, ignore_errors=True)
-            raise
-        shutil.rmtree(layout.verification_dir, ignore_errors=True)
-        return report
-
-    def _await_verification(self, request: VerifyRequest, order: VerificationOrder, on_event: OnEvent) -> VerifyReport:
-        assert isinstance(request.secret, bytes)  # only the job has anything else
-        layout, key = request.round, verification_job.signing_key(request.secret, order)
-        folder = layout.job_dir / "verification"
-        job_id = self._submit_verification(layout, order, folder)
-        job = WatchedJob(job_id, self.polling, partial(_report, on_event, layout.round, job_id, phase="verifying"))
-        while (report := verification_job.read_result(layout, order, key)) is None:
-            self.while_waiting()
-            if job.poll() is not None:
-                message = job.describe_end() + last_log_line(folder / f"{job_id}_0_log.out")
-                hint = f"autoqec verify {layout.dir}"
-                raise InfrastructureError(message, location=f"round {layout.round}", hint=hint)
-            time.sleep(self.polling.files_s)
-        return report
-
-    def _submit_verification(self, layout: RoundLayout, order: VerificationOrder, folder: Path) -> str:
-        """Return the id of the job of the order, which is submitted unless an earlier process did so."""
-        while True:
-            with suppress(ConnectionError):
-                if (job_id := find_jobs(order.name).get(None)) is not None:
-                    return job_id
-                (job_id,) = submission.submit(
-                    verification_job.work,
-                    [(str(layout.dir.resolve()), layout.round)],
-                    folder=folder,
-                    name=order.name,
-                    options=order.options,
-                    python=self._python(layout.dir, order.options),
-                )
-                return job_id
-            self.while_waiting()
-            time.sleep(self.polling.slurm_s)
+        return verification.verify(self, request, on_event)
 
 
 class SlurmRound:
@@ -364,7 +303,7 @@ class SlurmRound:
         """Emit an event about the state of the job."""
         phases = {"PENDING": "queued", "RUNNING": "running"}
         phase = phases.get(state.state, state.state.lower() or state.life)
-        _report(self._on_event, self.layout.round, self.order.job_id, state, phase=phase)
+        self._on_event(job_reported(self.layout.round, self.order.job_id, state, phase))
 
     def _failed_metrics(self, job: WatchedJob) -> RoundMetrics | None:
         """Record a round whose job has ended and left no files.
@@ -386,14 +325,3 @@ class SlurmRound:
             f"{job.describe_end()}{limits.get(ended.state, '')}{last_log_line(log)}",
             _CAUSES.get(ended.state, "crash"),
         )
-
-
-def _report(on_event: OnEvent, number: int, job_id: str | None, state: Job, *, phase: str) -> None:
-    on_event(JobReported(round=number, job=job_id, state=state.state or state.life, why=state.why, phase=phase))
-
-
-def _cancel_named(name: str) -> None:
-    """Cancel a job, unless SLURM does not know it or does not answer."""
-    with suppress(ConnectionError):
-        for job_id in find_jobs(name).values():
-            cancel(job_id)

@@ -130,7 +130,7 @@ class WatchedJob:
             if self._state != before:
                 self._on_state(self._state)
             if self._state.life in ("ended", "gone"):
-                self._ended_at = self._asked_at
+                self._ended_at = time.monotonic()
 
     @property
     def ended(self) -> Job | None:

@@ -458,3 +458,19 @@ def test_scale_of_the_run_changes_the_training_and_is_recorded(ok_round: Ran, en
     assert 0.4 < ran.metrics.train_shots / ok_round.metrics.train_shots < 0.6
     assert ran.metrics.val_shots == ok_round.metrics.val_shots
     assert json.loads(ran.layout.manifest.read_bytes())["round"]["scale"] == 0.5
+
+
+def test_directory_moved_during_the_round_is_a_usage_error(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, round_dir = round_process.child.run, tmp_path / "runs" / "round_1"
+
+    def run(argv: Any, *, on_tick: Any = None, **more: Any) -> Any:
+        if on_tick is not None:
+            round_dir.parent.rename(tmp_path / "elsewhere")
+        return real(argv if on_tick is None else ["true"], **{**more, "cwd": tmp_path, "stdout": tmp_path / "log"})
+
+    monkeypatch.setattr(round_process.child, "run", run)
+    with pytest.raises(UsageError, match="--resume"):
+        runner.run_round(config_for(env_text, round_dir, SMALL))
+    assert not round_dir.parent.exists()
