@@ -64,7 +64,10 @@ MODELS: dict[str, type[Contract]] = {
     name: value
     for module in MODULES
     for name, value in vars(module).items()
-    if isinstance(value, type) and issubclass(value, Contract) and value.__module__ == module.__name__
+    if isinstance(value, type)
+    and issubclass(value, Contract)
+    and value.__module__ == module.__name__
+    and name[0] != "_"
 }
 # Whole files and messages get a schema; their parts stand inside it.
 TOP_LEVEL = (
