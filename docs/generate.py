@@ -90,10 +90,7 @@ MARKER = re.compile(r"(<!-- (fields|values): (\w+) -->\n).*?(<!-- end -->)", re.
 
 def schemas() -> dict[str, str]:
     """File name -> JSON Schema of every whole contract."""
-    return {
-        f"{name}.json": json.dumps(_schema(name), indent=2, ensure_ascii=False) + "\n"
-        for name in TOP_LEVEL
-    }
+    return {f"{name}.json": json.dumps(_schema(name), indent=2, ensure_ascii=False) + "\n" for name in TOP_LEVEL}
 
 
 def _schema(name: str, **settings: Any) -> dict[str, Any]:
