@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.round import UtcTime
 
 
@@ -14,12 +14,11 @@ class ModelSettings(Contract):
     """The language model of one role, with everything that the environment or a default decided resolved."""
 
     backend: str = Field(description="client that asks the model: anthropic, openai, gemini, claude, codex, scripted")
-    model: str | None = Field(default=None, description="null: the default model of a command-line client")
-    base_url: str | None = Field(default=None, description="endpoint of the API; null: the provider's")
-    effort: str | None = Field(default=None, description="reasoning effort; null: the model's default")
-    price: dict[str, float] | None = Field(
-        default=None,
-        description="US dollars per million tokens as `input`, `output` and `cache_read`; null: the price list's",
+    model: str | None = optional("null: the default model of a command-line client")
+    base_url: str | None = optional("endpoint of the API; null: the provider's")
+    effort: str | None = optional("reasoning effort; null: the model's default")
+    price: dict[str, float] | None = optional(
+        "US dollars per million tokens as `input`, `output` and `cache_read`; null: the price list's"
     )
 
 
@@ -30,7 +29,7 @@ class RunSettings(Contract):
     """
 
     models: dict[str, ModelSettings] = Field(default={}, description="language model of each role that asks one")
-    rounds: int | None = Field(default=None, description="value of `--rounds`")
+    rounds: int | None = optional("value of `--rounds`")
     budget: dict[str, float] = Field(default={}, description="limits of `--budget`, including usd and tokens")
     open_modules: bool = Field(
         default=False,
@@ -38,13 +37,13 @@ class RunSettings(Contract):
         description="the Coder may edit code",
     )
     cassette: bool = Field(default=False, description="answers are played from the run's cassette")
-    replay_of: str | None = Field(default=None, description="run whose proposals are repeated")
-    ideator_memory: str | None = Field(default=None, description="checkpoint of the agent that proposes")
-    analyst_memory: str | None = Field(default=None, description="checkpoint of the agent that nominates")
-    memory: str | None = Field(default=None, description="memory file shared by runs")
+    replay_of: str | None = optional("run whose proposals are repeated")
+    ideator_memory: str | None = optional("checkpoint of the agent that proposes")
+    analyst_memory: str | None = optional("checkpoint of the agent that nominates")
+    memory: str | None = optional("memory file shared by runs")
     executor: Literal["local", "slurm"] = Field(default="local", description="where rounds are measured")
     slurm: tuple[str, ...] = Field(default=(), description="job options, each `KEY=VALUE`")
-    container: str | None = Field(default=None, description="image file in which jobs run")
+    container: str | None = optional("image file in which jobs run")
     detach: bool = Field(default=False, description="the run executes in jobs of its own")
     detach_slurm: tuple[str, ...] = Field(default=(), description="options of these jobs, each `KEY=VALUE`")
     parallel: int = Field(default=1, ge=1, description="rounds measured at once")
