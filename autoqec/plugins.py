@@ -1,4 +1,4 @@
-"""Finds what extends AutoQEC: commands, ideators, executors, training loops, codes, exports, decoders and readers.
+"""Finds what extends AutoQEC: commands, ideators, executors, training loops, codes, exports and decoders.
 
 The core imports no extension. An extension, of this distribution or of another one, names its objects under
 `[project.entry-points."<group>"]` of its `pyproject.toml`; `autoqec doctor` lists those that cannot be used.
@@ -21,7 +21,6 @@ Group = Literal[
     "autoqec.codes",
     "autoqec.exports",
     "autoqec.decoders",
-    "autoqec.readers",
 ]
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from autoqec import plugins
-from autoqec.cli.common import Output
-from autoqec.errors import UsageError
+from autoqec.errors import AutoqecError, UsageError
+from autoqec.orchestrator.plugin_protocols import FindingsReader, ideator_plugins
+from autoqec.reporting.text import plain
+
+if TYPE_CHECKING:
+    from autoqec.cli.common import Output
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Prints the summary of findings, given as plain values, on a topic; or a note if the model has no usable answer.
-Summarize = Callable[[Sequence[dict[str, Any]], str, Output], None]
 
 
 def model_option(function: Function) -> Function:
@@ -22,16 +24,42 @@ def model_option(function: Function) -> Function:
     return click.option("--model", help=text)(function)
 
 
-def open_reader(model: str | None) -> Summarize:
-    """Return the function that prints a model's summary; without a model it prints nothing.
+def check_model(model: str | None) -> None:
+    """Check that the model can be called, before anything is printed.
 
     Raises:
-        UsageError: The model or its client is unknown, or no extension asks language models.
-        AutoqecError: There are no credentials.
+        UsageError: The model, its client or its credentials are unknown.
     """
-    if model is None:
-        return lambda findings, topic, out: None
-    if not model:  # of a variable that is not set, for example
+    if model == "":  # of a variable that is not set, for example
         raise UsageError("is empty", location="--model", hint="name a model, or leave --model out")
-    summarize: Summarize = plugins.load("autoqec.readers", "language_models")(model)
-    return summarize
+    if model is not None:
+        _reader(model)
+
+
+def summarize_findings(model: str | None, findings: Sequence[dict[str, Any]], topic: str, out: Output) -> None:
+    """Print the summary of a model below the findings, or a note if its answer is unusable."""
+    if model is None or not findings:
+        return
+
+    try:
+        comments, cost = _reader(model)(findings, topic)
+    except AutoqecError as error:
+        out.note(f"{model} cannot be called: {plain(str(error), 400)}")
+        return
+    if comments is None:
+        out.note(f"{model} gave no usable answer")
+        return
+    out.emit({"event": "words", "model": model, "points": [asdict(each) for each in comments], "cost_usd": cost})
+    price = "cost unknown" if cost is None else f"{cost:.4f} USD"
+    out.say(f"\nSummary by {model} (not verified, {price}):")
+    for number, comment in enumerate(comments, start=1):
+        rounds = f" (rounds {', '.join(map(str, comment.rounds))})" if comment.rounds else ""
+        out.say(f"{number}. {plain(comment.what, 600)}{rounds}\n   Change: {plain(comment.change, 600)}")
+
+
+def _reader(model: str) -> FindingsReader:
+    for plugin in ideator_plugins():
+        if (reader := plugin.reader(model)) is not None:
+            return reader
+    message = "no extension that asks language models is installed"
+    raise UsageError(message, location="--model", hint="leave --model out")

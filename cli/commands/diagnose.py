@@ -27,7 +27,7 @@ def command(target: str, write: Path | None, model: str | None, out: Output) -> 
 
     RUN_OR_ROUND is the id or directory of a run, or the directory of a round.
     """
-    summarize = llm_summary.open_reader(model)
+    llm_summary.check_model(model)
     diagnoses = _diagnose(target)
     if write is not None:
         _write(diagnoses, write)
@@ -44,7 +44,9 @@ def command(target: str, write: Path | None, model: str | None, out: Output) -> 
             out.say(f"   Change: {plain(f'{key}: {old} -> {new}')}")
         if diagnosis.see:
             out.say(f"   See: {plain(', '.join(diagnosis.see))}")
-    summarize([diagnosis.dump() for diagnosis in diagnoses], "why rounds ended as they did", out)
+    llm_summary.summarize_findings(
+        model, [diagnosis.dump() for diagnosis in diagnoses], "why rounds ended as they did", out
+    )
     if write is not None:
         out.say(f"Patched config: {write}. Try it: autoqec run-round ENV {write} NEW_DIR")
 

@@ -17,7 +17,7 @@ from autoqec.reporting.text import plain
 @options
 def command(run: str, model: str | None, out: Output) -> None:
     """Review the course of RUN: repeated configs, missing progress, losses without effect, use of the budget."""
-    summarize = llm_summary.open_reader(model)
+    llm_summary.check_model(model)
     findings = review(locate.run_layout(run))
     for number, finding in enumerate(findings, start=1):
         out.emit(finding.dump())
@@ -26,4 +26,4 @@ def command(run: str, model: str | None, out: Output) -> None:
             out.say(f"   Try: {plain(finding.advice)}")
         if finding.see:
             out.say(f"   See: {plain(', '.join(finding.see))}")
-    summarize([finding.dump() for finding in findings], "how a run searched", out)
+    llm_summary.summarize_findings(model, [finding.dump() for finding in findings], "how a run searched", out)

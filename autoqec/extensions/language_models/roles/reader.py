@@ -6,25 +6,19 @@ It measures nothing: its comments are an opinion about figures that are shown ab
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field
 
-from autoqec.cli.common import Output
 from autoqec.contracts.base import Contract
-from autoqec.contracts.events import Event, LlmCalled
 from autoqec.contracts.messages import Line
 from autoqec.errors import ContractError
 from autoqec.extensions.language_models.clients.base import Message, Request
-from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, role_config
-from autoqec.extensions.language_models.clients.errors import LlmError
 from autoqec.extensions.language_models.roles import prompts
 from autoqec.extensions.language_models.roles.data_blocks import data_block, fit_lines, sanitize
 from autoqec.extensions.language_models.roles.role import Role
-from autoqec.reporting.text import plain
 
-FindingsTopic = Literal["how a run searched", "why rounds ended as they did"]
 MAX_FINDINGS_CHARS = 12_000
 
 
@@ -47,12 +41,12 @@ class LlmReader(Role):
 
     name = "reader"
 
-    def __call__(self, findings: Sequence[dict[str, Any]], topic: FindingsTopic) -> ReaderAnswer | None:
+    def __call__(self, findings: Sequence[dict[str, Any]], topic: str) -> ReaderAnswer | None:
         """Comment on findings about a topic."""
         known = {number for finding in findings for number in finding.get("rounds") or [finding.get("round")]}
         return self._request_with_retry(self.request(findings, topic), lambda answer: _checked_points(answer, known))
 
-    def request(self, findings: Sequence[dict[str, Any]], topic: FindingsTopic) -> Request:
+    def request(self, findings: Sequence[dict[str, Any]], topic: str) -> Request:
         """Return the prompt for findings about a topic."""
         shown = (sanitize(json.dumps(_without_paths(finding), sort_keys=True), 900) for finding in findings)
         turn = data_block(f"findings: {topic}", fit_lines(shown, MAX_FINDINGS_CHARS))
@@ -80,42 +74,3 @@ def _checked_points(answer: ReaderAnswer, known: set[Any]) -> ReaderAnswer:
         for point in answer.points
     ]
     return answer.model_copy(update={"points": tuple(points)})
-
-
-def open_reader(model: str) -> Callable[[Sequence[dict[str, Any]], FindingsTopic, Output], None]:
-    """Return the function that prints the summary of a model below findings, or a note if its answer is unusable.
-
-    Raises:
-        UsageError: The model or its client is unknown.
-        LlmAuthError: There are no credentials.
-    """
-    calls: list[LlmCalled] = []
-
-    def on_event(event: Event) -> None:
-        if isinstance(event, LlmCalled):
-            calls.append(event)
-
-    reader = LlmReader(get_lm_client(role_config("reader", LMConfig(model=model))), on_event=on_event)
-
-    def summarize(findings: Sequence[dict[str, Any]], topic: FindingsTopic, out: Output) -> None:
-        if not findings:
-            return
-        try:
-            answer = reader(findings, topic)
-        except LlmError as error:
-            out.note(f"{model} cannot be called: {plain(str(error), 400)}")
-            return
-        if answer is None:
-            out.note(f"{model} gave no usable answer")
-            return
-        costs = [call.cost_usd for call in calls]
-        cost = None if None in costs else sum(filter(None, costs))
-        points = [point.dump() for point in answer.points]
-        out.emit({"event": "words", "model": model, "points": points, "cost_usd": cost})
-        price = "cost unknown" if cost is None else f"{cost:.4f} USD"
-        out.say(f"\nSummary by {model} (not verified, {price}):")
-        for number, point in enumerate(answer.points, start=1):
-            rounds = f" (rounds {', '.join(map(str, point.rounds))})" if point.rounds else ""
-            out.say(f"{number}. {plain(point.what, 600)}{rounds}\n   Change: {plain(point.change, 600)}")
-
-    return summarize
