@@ -21,7 +21,7 @@ STAMP := $(VENV)/.installed
 # One thread per process: results repeat, and parallel tests do not compete for cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install run test budget test-quick coverage site test-all test-crash test-slurm bench pictures prove-verifier prove-judge test-sandbox setup-browser setup-slurm ci-tools lint lint-actions docs
+.PHONY: help install run test budget test-quick coverage site test-all test-long test-crash test-slurm bench pictures prove-verifier prove-judge test-sandbox setup-browser setup-slurm ci-tools lint lint-actions docs
 
 help:
 	@echo "make run            a verified predecoder from a fresh clone (ENV= ROUNDS= PROFILE= SEED= ARGS=)"
@@ -74,6 +74,10 @@ coverage: install
 
 test-all: lint
 	$(BIN)/python -m pytest -m 'not slurm' $(ARGS)
+
+# What `test` leaves out, without the crash sweeps; nightly.
+test-long: install
+	$(BIN)/python -m pytest -m 'long and not slurm' -n 2 --dist worksteal --ignore tests/crash $(ARGS)
 
 test-crash: install
 	$(BIN)/python -m pytest -m 'not slurm' -n 2 --dist worksteal tests/crash $(ARGS)
