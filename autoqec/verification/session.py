@@ -11,27 +11,35 @@ from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, Seq
 from autoqec.contracts.names import SHA256
 from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import (
+    BaselineResult,
     Guard,
     Latency,
     LatencyScope,
+    MemberResult,
     PairedEffect,
     RecordedEvidence,
     SequentialTest,
+    Verdict,
 )
 from autoqec.decoders import checkpoint
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import error_mask
-from autoqec.verification import candidate_process, guards, single_shots
+from autoqec.verification import decision, guards
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.baselines import Baselines
-from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
-from autoqec.verification.candidate_evaluation import CandidateEvaluation, same_edges
-from autoqec.verification.guard_shots import GuardChunk, rebatched_answers, repeated_answers
-from autoqec.verification.member_draws import MemberDraw, member_draws
+from autoqec.verification.candidate.client import CandidateClient, CandidateFailure, start_candidate
+from autoqec.verification.candidate_evaluation import (
+    CandidateEvaluation,
+    GuardChunk,
+    measure_single_shots,
+    rebatched_answers,
+    repeated_answers,
+    same_edges,
+)
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import Monitor
-from autoqec.verification.shot_stream import ShotStream
+from autoqec.verification.shot_stream import MemberDraw, ShotStream, member_draws
 
 SHA256_PATTERN = re.compile(SHA256)
 MAX_COUNT = 2**62
@@ -97,6 +105,7 @@ class VerificationSession:
 
     Attributes:
         reference: Baseline that the report's effect is measured against.
+        inner_decoder: The baseline that decodes with the weights of the inner decoder.
     """
 
     def __init__(self, request: VerifyRequest, frozen: FrozenArtifact, on_event: OnEvent) -> None:
@@ -107,7 +116,7 @@ class VerificationSession:
         self.shot_stream = ShotStream(request.secret, frozen.sha256, self.env.seed_policy.holdout, request.shot_cache)
         self.baselines = Baselines(self.problem)
         self.evidence = Evidence()
-        self.reference = self.env.plain
+        self.reference = self.inner_decoder = self.env.plain
 
     def run(self) -> Evidence:
         """Run every step that the candidate's answers allow.
@@ -150,9 +159,29 @@ class VerificationSession:
                 evidence.guards.append(guards.other_members(gains))
         return evidence
 
+    @property
+    def reference_effect(self) -> PairedEffect | None:
+        """The candidate's effect against `reference`; None if the effect draw was not reached."""
+        return self.evidence.effects.get(self.reference)
+
+    def decide(
+        self, all_guards: tuple[Guard, ...], baselines: tuple[BaselineResult, ...]
+    ) -> tuple[Verdict, tuple[str, ...]]:
+        """Return the verdict and its reasons; see `decision.decide`."""
+        return decision.decide(self.env, self.evidence.test, self.reference_effect, all_guards, baselines)
+
+    def claim(self, verdict: Verdict, baselines: tuple[BaselineResult, ...], members: tuple[MemberResult, ...]) -> str:
+        """Return what may be claimed, in one sentence; see `decision.claim`."""
+        return decision.claim(self.env, verdict, self.reference_effect, baselines, members)
+
+    def simultaneous_effect(self) -> PairedEffect | None:
+        """Return the effect with intervals that hold for all attempts of the run together."""
+        effect = self.reference_effect
+        return None if effect is None else decision.simultaneous_effect(effect, self.request.attempt_index)
+
     def _start(self, member: tuple[int, float] | None = None, *, whole_decoder: bool = False) -> CandidateClient:
         request = self.request
-        return candidate_process.start(
+        return start_candidate(
             self.frozen, request.env_text, request.dsl, request.profile, member, whole_decoder=whole_decoder
         )
 
@@ -244,7 +273,7 @@ class VerificationSession:
             return 0, 0
         shots = max(1, min(LATENCY_SHOTS, request.profile.judge_effect_shots // 10))
         scope: LatencyScope = "decoder" if self.frozen.modules_dir is None else "requests"
-        found = single_shots.measure(evaluation, second, shots, scope)
+        found = measure_single_shots(evaluation, second, shots, scope)
         if isinstance(found, CandidateFailure):
             evidence.not_run.append(f"latency of single shots: {found}")
             evidence.latency_failure = str(found)

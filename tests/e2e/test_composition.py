@@ -15,7 +15,7 @@ from autoqec.contracts.views import AnalystView, IdeatorView
 from autoqec.ideators import space
 from autoqec.ideators.analyst import analyse
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
-from autoqec.verification import assemble
+from autoqec.verification import decision
 from tests.conftest import Workspace, made_workspace
 
 # Changes in different lines of predecoder.yaml, so that git can merge them.
@@ -52,7 +52,7 @@ def test_composition_is_compared_with_its_parents(tmp_path: Path, monkeypatch: p
         monkeypatch.context() as verified,
         start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, secret_file=secret, roles=roles) as run,
     ):
-        verified.setattr(assemble, "decide", lambda *evidence: ("VERIFIED", ["replaced by the test"]))
+        verified.setattr(decision, "decide", lambda *evidence: ("VERIFIED", ["replaced by the test"]))
         run_rounds(run, 2)
     history = run.layout.history
     with resume_run(run.info.run_id, workspace.root, roles=roles) as run:

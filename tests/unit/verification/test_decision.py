@@ -13,8 +13,9 @@ from autoqec.contracts.verdict import (
     SequentialTest,
     StoppedBy,
 )
+from autoqec.extensions.recorded.session import claim_recorded, decide_recorded
 from autoqec.qec.stats import paired_effect, rate
-from autoqec.verification.decision import claim, claim_recorded, decide, decide_recorded
+from autoqec.verification.decision import claim, decide
 from tests.support.envs import surface
 
 ENV = surface(5, 0.005)

@@ -34,7 +34,7 @@ from autoqec.verification import guards, job, report, verifier
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateFailure
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
-from autoqec.verification.compare import report_differences
+from autoqec.verification.report import report_differences
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.shot_stream import SEALED
 from tests.support.envs import problem
