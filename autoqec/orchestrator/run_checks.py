@@ -267,7 +267,7 @@ def find_network_options(
         UsageError: A circuit cannot be decoded, a round would need more memory than there is, no network is within the
             env's limits, or the circuits of a family cannot share weights.
     """
-    from autoqec.decoders.feasibility import require_feasible_limits
+    from autoqec.decoders.cost_limits import require_feasible_limits
     from autoqec.decoders.gating import has_gap
     from autoqec.qec import external_decoders
     from autoqec.qec.problem import Problem

@@ -22,8 +22,7 @@ from autoqec.decoders import gating, latency
 from autoqec.decoders.gating import GatedDecoder, Selection
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots
-from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
-from autoqec.qec.timing import cpu_timed, latency_quantiles
+from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, cpu_timed, error_mask, latency_quantiles, paired_effect
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
 from autoqec.verification.candidate.protocol import LATENCY_LIMIT_S

@@ -17,7 +17,7 @@ from autoqec.extensions.board.contracts import STATUSES, BoardDecoder, Measureme
 from autoqec.extensions.board.decoders import find_module
 from autoqec.extensions.board.shots import Model
 from autoqec.extensions.board.worker import TIMES
-from autoqec.qec.decoder_process import DecoderChannel, NoAnswerError, ReportedFailureError, start
+from autoqec.qec.external_decoders import DecoderChannel, NoAnswerError, ReportedFailureError, start
 from autoqec.qec.sampling import unpack
 from autoqec.reporting.text import plain
 from autoqec.system import sandbox
