@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autoqec.errors import UsageError
 from autoqec.installation import PACKAGE_DIR
 from autoqec.store import layout
 
-RECORDED_EXAMPLE = "recorded_example"  # its shots are generated when it is first used
+if TYPE_CHECKING:
+    from autoqec.contracts.code_source import CodeSource
+
 BUILTIN = PACKAGE_DIR / "envs" / "builtin"
 
 
@@ -18,23 +21,29 @@ def builtin_envs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(BUILTIN.glob("*.yaml"))}
 
 
+def generated_envs() -> dict[str, tuple[str, type[CodeSource]]]:
+    """Return description and code of the builtin envs that extensions generate when they are first used, by name."""
+    from autoqec.contracts.code_source import extension_codes
+
+    return {code.example[0]: (code.example[1], code) for code in extension_codes() if code.example is not None}
+
+
 def env_file(name: str) -> Path:
     """Return the env file of a builtin env name or a path; UsageError if there is none.
 
-    The recorded shots of `RECORDED_EXAMPLE` are generated in the workspace.
+    The files of `generated_envs` are in the directory of the runs.
     """
     known = builtin_envs()
     if name in known:
         return known[name]
-    if name == RECORDED_EXAMPLE:
-        from autoqec.extensions.recorded.example import write_example
-
-        return write_example(layout.recorded_example(workspace_root()))
+    generated = generated_envs()
+    if name in generated:
+        return generated[name][1].write_example(layout.runs_dir(workspace_root()) / name)
     path = Path(name)
-    if not path.exists():
-        message = f"is neither an env file nor a builtin env ({', '.join([*known, RECORDED_EXAMPLE])})"
-        raise UsageError(message, location=name, hint="autoqec envs")
-    return path
+    if path.exists():
+        return path
+    message = f"is neither an env file nor a builtin env ({', '.join([*known, *generated])})"
+    raise UsageError(message, location=name, hint="autoqec envs")
 
 
 def workspace_root() -> Path:

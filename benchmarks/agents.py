@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from autoqec import locate
-from autoqec.extensions.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig
+from autoqec.extensions.continual.agents.base import MemoryAgent, MemoryAgentConfig
 from autoqec.extensions.continual.environments import ParallelEnvironments, SerialEnvironments
+from autoqec.extensions.continual.environments.datasets import QAEnvDataset, QAEnvDatasetConfig
 from autoqec.extensions.continual.environments.design import DesignEnv, EnvFeatures, PredecoderDraft
-from autoqec.extensions.continual.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
 from autoqec.extensions.continual.environments.routines import ScreenRoutine
 from autoqec.extensions.continual.runtime import RunTime, RunTimeConfig
 from autoqec.extensions.language_models.clients.base import Request

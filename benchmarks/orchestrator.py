@@ -21,7 +21,7 @@ from typing import Any
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.orchestrator import loop
-from autoqec.orchestrator.executors.local import SerialExecutor
+from autoqec.orchestrator.executors import SerialExecutor
 from benchmarks import sleeping_job
 from benchmarks.parallel import ENV
 from benchmarks.slurm_throughput import SEED, cpu_between, roles

@@ -22,7 +22,7 @@ from autoqec.contracts.round import RunnerConfig
 from autoqec.contracts.views import AnalystView
 from autoqec.ideators import analyst
 from autoqec.orchestrator import loop
-from autoqec.orchestrator.executors.local import run_round
+from autoqec.orchestrator.executors import run_round
 from autoqec.orchestrator.run import search
 from benchmarks.table import Row, record
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.round import RoundMetrics, RunnerConfig, utc_now
-from autoqec.extensions.slurm import job as slurm_job
-from autoqec.runner import job
-from autoqec.runner.pointer import write_round_pointer
+from autoqec.extensions.slurm import job
+from autoqec.runner.provenance import write_round_pointer
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
 
@@ -25,20 +24,20 @@ def sleep_of(number: int, range_s: tuple[float, float]) -> float:
     return random.Random(number).uniform(*range_s)
 
 
-def work_rounds(*arguments: Any, range_s: tuple[float, float], measured: str) -> None:
-    """Do what `runner.job.work_rounds` does, with a sleep instead of training and measurement.
+def measure_round(*arguments: Any, range_s: tuple[float, float], measured: str) -> None:
+    """Do what the job of a round does, with a sleep instead of training and measurement.
 
     Args:
-        arguments: As there.
+        arguments: Those of `measure_round` of the job.
         range_s: Bounds of the seconds of a sleep.
         measured: File to which each measurement adds a line: round, attempt and job.
     """
     job.runner.run_round = partial(_run_round, range_s=range_s, measured=measured)  # type: ignore[assignment]
-    job.work_rounds(*arguments)
+    job.measure_round(*arguments)
 
 
 def _run_round(config: RunnerConfig, *, range_s: tuple[float, float], measured: str, **_: Any) -> RoundMetrics:
-    line = f"{config.round_idx} {config.round_attempt_id} {slurm_job.own_job_id()}\n"
+    line = f"{config.round_idx} {config.round_attempt_id} {job.own_job_id()}\n"
     fd = os.open(measured, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(fd, line.encode())
     os.close(fd)

@@ -1,13 +1,12 @@
 """Measure rounds per hour of a run on SLURM, with a Runner that sleeps, so that the orchestrator and SLURM decide.
 
-    python -m benchmarks.slurm_throughput --rounds 1000 --slots 64 --record
-    python -m benchmarks.slurm_throughput --rounds 200 --slots 8 --kills 20
+    python -m benchmarks.slurm_throughput --rounds 80 --slots 8 --record
+    python -m benchmarks.slurm_throughput --rounds 80 --slots 8 --kills 20 --sleep 2 5
 
 starts slurmctld and slurmd on this machine (`make setup-slurm`, root). With `--kills` the process of the run is killed
 that often, at moments spread over the run, and started again; it is counted which rounds were lost or measured twice.
-Each job starts processes of its own, so that a machine with few cores measures their start: `--slots 8` is a smaller
-case, and `--batch-below 60` has fewer jobs. Figures are printed; `--record` writes them to results.json and is for an
-idle machine.
+Each job starts processes of its own, so that a machine with few cores measures their start. Figures are printed;
+`--record` writes them to results.json and is for an idle machine.
 """
 
 from __future__ import annotations
@@ -30,17 +29,16 @@ from pathlib import Path
 
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.round import RoundMetrics
+from autoqec.extensions.slurm import job
 from autoqec.extensions.slurm.executor import SlurmExecutor
-from autoqec.extensions.slurm.shared_jobs import RoundDuration
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.run import Run, search
-from autoqec.runner import job
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import is_finished
 from autoqec.system import run_lock
 from benchmarks.parallel import ENV, nominate_nothing
-from benchmarks.sleeping_job import sleep_of, work_rounds
+from benchmarks.sleeping_job import measure_round, sleep_of
 from benchmarks.table import Row, record
 from tests.support.clusters import slurm, slurm_unavailable_reason
 
@@ -50,12 +48,11 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: rounds after the first one, jobs at once, bounds of a sleep and `--batch-below` in seconds."""
+    """What is measured: rounds after the first one, jobs at once, and bounds of a sleep in seconds."""
 
     rounds: int
     slots: int
     range_s: tuple[float, float]
-    batch_below: int
 
     @property
     def ideal_s(self) -> float:
@@ -92,9 +89,9 @@ class Outcome:
 
 def executor(run: Run, case: Case) -> SlurmExecutor:
     """Return an executor whose jobs sleep."""
-    job.work_rounds = partial(work_rounds, range_s=case.range_s, measured=str(measured_file(run.layout.repo_root)))
+    job.measure_round = partial(measure_round, range_s=case.range_s, measured=str(measured_file(run.layout.repo_root)))
     options = {"mem": f"{JOB_MB}M", "time": "10"}
-    return SlurmExecutor(case.slots, options, batch_below_s=case.batch_below, predict_s=RoundDuration(run))
+    return SlurmExecutor(case.slots, options)
 
 
 def measured_file(workspace: Path) -> Path:
@@ -214,12 +211,11 @@ def measurements(workspace: Path) -> Counter[str]:
 def throughput_rows(case: Case, measured: Measured, cluster_s: float, load: float) -> list[Row]:
     """Return the figures of a run without kills. cluster_s: CPU seconds of SLURM and all jobs."""
     low, high = case.range_s
-    batches = f", --batch-below {case.batch_below}" if case.batch_below else ""
     runs = (
         f"{case.rounds} rounds of {low:g}-{high:g} s in {measured.wall_s:.0f} s; slurmctld, slurmd and all jobs on "
         f"{os.cpu_count()} cores, {cluster_s / (case.rounds + 1):.2f} CPU s per round; load before: {load:.1f}"
     )
-    name = f"{case.slots} SLURM slots{batches}"
+    name = f"{case.slots} SLURM slots"
     process_s, commands_s = measured.process_s / case.rounds, measured.commands_s / case.rounds
     parts = (
         f"aim: <= 0.2 s; process {process_s:.3f}, git and SLURM commands {commands_s:.3f}; the first round "
@@ -236,9 +232,8 @@ def throughput_rows(case: Case, measured: Measured, cluster_s: float, load: floa
 
 def kill_row(case: Case, outcome: Outcome) -> Row:
     """Return the figures of a run whose process was killed."""
-    batches = f", --batch-below {case.batch_below}" if case.batch_below else ""
     return Row(
-        f"{case.slots} SLURM slots{batches}: orchestrator killed {outcome.kills} times",
+        f"{case.slots} SLURM slots: orchestrator killed {outcome.kills} times",
         f"{outcome.lost} rounds lost, {outcome.repeated} measured twice",
         "aim: 0 and 0",
         f"{outcome.finished} rounds finished in {outcome.wall_s:.0f} s; {outcome.not_begun} proposals were made again",
@@ -247,15 +242,14 @@ def kill_row(case: Case, outcome: Outcome) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--sleep", type=float, nargs=2, default=(2.0, 5.0), help="bounds of the seconds of a round")
-    parser.add_argument("--batch-below", type=int, default=0, help="as of `autoqec run`")
+    parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--sleep", type=float, nargs=2, default=(30.0, 60.0), help="bounds of the seconds of a round")
     parser.add_argument("--kills", type=int, default=0, help="how often the process of the run is killed")
     parser.add_argument("--record", action="store_true", help="write the figures to results.json")
     parser.add_argument("--in", type=Path, dest="workspace", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    case = Case(chosen.rounds, chosen.slots, (chosen.sleep[0], chosen.sleep[1]), chosen.batch_below)
+    case = Case(chosen.rounds, chosen.slots, (chosen.sleep[0], chosen.sleep[1]))
     if chosen.workspace is not None:
         continue_run(chosen.workspace, case)
         return

@@ -14,19 +14,21 @@ MODEL_OPTIONS = {"noise": "--noise", "eta": "--eta", "channels": "--channels", "
 EXAMPLE = "0.003,0.005,0.01"
 
 
-def noise_config(given_options: dict[str, Any], kind: str, ask: Callable[[str, str, str], str]) -> dict[str, Any]:
+def noise_config(
+    given_options: dict[str, Any], kind: str, ask: Callable[[str, str, str], str] | None = None
+) -> dict[str, Any]:
     """Return the field `noise` of an env.
 
     Args:
         given_options: Options of `add-env`; None for those that were not given.
         kind: Kind of the env's code.
-        ask: Asks for an option that is missing: question, option, default.
+        ask: Asks for an option that is missing: question, option, default; None: the code has its own noise.
 
     Raises:
         UsageError: Options contradict each other, or cannot be read.
     """
     given = {name: given_options[name] for name in MODEL_OPTIONS if given_options[name] is not None}
-    if kind in ("stim_file", "dem_file", "recorded_shots"):
+    if ask is None or kind in ("stim_file", "dem_file"):
         more = {"points": "--p", "target": "--target"} | MODEL_OPTIONS
         unused = [option for name, option in more.items() if given_options[name] is not None]
         if unused:

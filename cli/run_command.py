@@ -14,16 +14,18 @@ from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import RunInterruptedError
+from autoqec.extensions.language_models import model_access
 from autoqec.extensions.language_models.clients.config import round_timeout_s
 from autoqec.extensions.language_models.clients.prices import price_list
 from autoqec.extensions.language_models.clients.scripted import PREFIX as SCRIPTED
-from autoqec.extensions.slurm import detached, orchestrator_job
-from autoqec.extensions.slurm.shared_jobs import begin_within_s
+from autoqec.extensions.slurm import detached
 from autoqec.launch.options import RunOptions
 from autoqec.launch.role_options import LLM_LIMITS
-from autoqec.launch.session import run_session
+from autoqec.launch.roles import build_roles
+from autoqec.launch.session import open_run, run_session
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.recovery.apply import reconcile
+from autoqec.orchestrator.run import RunContext
 from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.summary import print_summary
@@ -54,7 +56,6 @@ def show_plan(run_options: RunOptions, out: Output) -> None:
             "profile": profile,
             "scale": run_options.scale,
             "slurm": run_options.cluster,
-            "batch": run_options.batch,
             "detached": run_options.orchestrator,
             "container": None if run_options.image is None else run_options.image.sha256,
         }
@@ -126,7 +127,7 @@ def _check_resumed_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
             on_event=view,
         )
     run_lock.require_unlocked(start.layout.root)
-    orchestrator_job.require_no_chain(start.layout)
+    detached.require_free(start.layout)
     actions = [action.describe() for action in reconcile(start.layout, start.repo, dry_run=True)]
     out.say(f"resume    {start.info.run_id}")
     out.say(f"env       {start.env.name}")
@@ -166,48 +167,41 @@ def _plan_lines(run_options: RunOptions) -> Iterator[str]:
 
 
 def _job_lines(run_options: RunOptions) -> Iterator[str]:
-    """Describe the SLURM jobs of single rounds, of several rounds, and of a detached run."""
+    """Describe the SLURM jobs of rounds, and of a detached run."""
 
     def joined(options: Mapping[str, str]) -> str:
         return ", ".join(f"{key}={value}" for key, value in options.items())
 
-    below_s = run_options.settings.batch_below
     if run_options.cluster is not None:
-        which = f" that is not predicted to be shorter than {below_s} s" if below_s else ""
-        yield f"job       {joined(run_options.cluster)}; one per round{which}"
-    if run_options.batch is not None:
-        within_s = begin_within_s(below_s)
-        yield f"batch     {joined(run_options.batch)}; one for several shorter rounds, begun within {within_s:g} s"
+        yield f"job       {joined(run_options.cluster)}; one per round"
     if run_options.orchestrator is not None:
-        yield f"detached  {joined(run_options.orchestrator)}; one job after another runs the search"
+        yield f"detached  {joined(run_options.orchestrator)}; this job runs the search"
 
 
 def detach_run(run_options: RunOptions, out: Output) -> None:
-    """Start or resume a run whose rounds run in a chain of SLURM jobs, and say how to follow and to stop it."""
+    """Start or resume a run whose rounds run in a SLURM job, and say how to follow and to stop it."""
+    assert run_options.orchestrator is not None
+    view = LiveView(console(err=out.json), quiet=out.quiet)
+    on_event = broadcast(view, out)
 
-    def on_open(run: loop.Run) -> None:
+    def roles(context: RunContext) -> loop.Roles:
+        return build_roles(run_options.choice, context, on_event, run_options.budget)[0]
+
+    with open_run(run_options, roles, on_event, sys.argv) as run:
         for note in run.notes:
             out.note(note)
-
-    view = LiveView(console(err=out.json), quiet=out.quiet)
-    layout, chain = detached.start(run_options, broadcast(view, out), on_open, sys.argv)
-    out.say(f"Run {layout.run_id} is detached: SLURM job {chain.job_id} runs it, and queues its successor.")
+        layout = run.layout
+    exported = model_access.exported_variables(run_options.settings)
+    job_id = detached.start(layout, run_options.orchestrator, exported)
+    out.say(f"Run {layout.run_id} is detached: SLURM job {job_id} runs it.")
     out.say(f"Watch: autoqec watch {layout.run_id}")
     out.say(f"Stop:  autoqec stop {layout.run_id}")
-    out.emit({"event": "run_detached", "run_id": layout.run_id, "job": chain.job_id, "log": str(layout.detached_logs)})
+    out.emit({"event": "run_detached", "run_id": layout.run_id, "job": job_id, "log": str(layout.detached_logs)})
 
 
-def continue_detached(run_id: str, number: int, parse: Callable[[], RunOptions], out: Output) -> int:
-    """Run rounds of a detached run in its job at this position of the chain; return the exit status."""
-    code = 0
-
-    def run_rounds(began: datetime) -> loop.LoopResult:
-        nonlocal code
-        outcome, code = _execute(parse(), out, began)
-        return outcome
-
-    detached.continue_run(locate.run_layout(run_id), number, run_rounds)
-    return code
+def continue_detached(run_id: str, parse: Callable[[], RunOptions], out: Output) -> int:
+    """Run rounds of a detached run in its job; return the exit status."""
+    return detached.continue_run(locate.run_layout(run_id), lambda began: _execute(parse(), out, began))
 
 
 def execute_run(run_options: RunOptions, out: Output) -> int:

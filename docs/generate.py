@@ -22,7 +22,6 @@ from autoqec.contracts import (
     pareto,
     profiles,
     provenance,
-    recorded,
     round,
     settings,
     verdict,
@@ -31,10 +30,11 @@ from autoqec.contracts import (
 from autoqec.contracts.base import Contract
 from autoqec.extensions.board import contracts as board
 from autoqec.extensions.board.circuits import load_circuits
-from autoqec.extensions.board.page import page as page_of_board
+from autoqec.extensions.board.export import page as page_of_board
 from autoqec.extensions.board.results import board_measurements, table_of_cells
 from autoqec.extensions.continual.runtime import config as runtime
 from autoqec.extensions.language_models import contracts as language_models
+from autoqec.extensions.recorded import code as recorded_code
 from autoqec.store.layout import PACKAGED_BOARD
 
 CONTRACTS = Path(__file__).parent / "contracts"
@@ -55,7 +55,7 @@ MODULES = (
     verdict,
     pareto,
     board,
-    recorded,
+    recorded_code,
     noise,
     runtime,
 )
@@ -67,7 +67,7 @@ MODELS: dict[str, type[Contract]] = {
 }
 # Whole files and messages get a schema; their parts stand inside it.
 TOP_LEVEL = (
-    "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "FurtherRound", "DetachedRun",
+    "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "DetachedRun",
     "VerificationOrder", "VerificationSeeds", "VerificationResult", "Pointer", "Manifest", "RunInfo", "Begun",
     "Planned", "Nominated", "AlphaSpent", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse",
     "CoderResponse", "AnalystResponse", "ArchiveManifest",

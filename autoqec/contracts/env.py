@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, Union
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.code_source import CodeSource, FileCode, extension_codes
 from autoqec.contracts.noise import (
     BiasedNoise,
     ChannelNoise,
@@ -19,7 +20,6 @@ from autoqec.contracts.noise import (
     PhenomenologicalNoise,
     Si1000Noise,
 )
-from autoqec.contracts.recorded import RecordedShotsCode
 
 MAX_MEMBERS = 16
 
@@ -84,7 +84,7 @@ PREDICTED_DECODER = re.compile(rf"{PREDICTED}(?P<decoder>[\w.+:-]{{1,64}})", re.
 BASELINES = (*GRAPH_BACKENDS, *ESTIMATED, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "tesseract", "relay_bp")
 
 
-class StimGeneratorCode(Contract):
+class StimGeneratorCode(CodeSource):
     """A circuit from `stim.Circuit.generated` (https://github.com/quantumlib/Stim), or a family of them.
 
     In an env file `distance` and `rounds` may be lists, read in pairs, with `target` as one of the pairs. They are
@@ -124,31 +124,33 @@ class StimGeneratorCode(Contract):
         return fields if self.members else {key: value for key, value in fields.items() if key != "members"}
 
 
-class StimFileCode(Contract):
+class StimFileCode(FileCode):
     """A circuit with detectors, observables and its own noise, in stim's text format.
 
     The frozen env carries the content of the file in `text`, so that the path is not needed again.
     """
 
+    own_noise: ClassVar[bool] = True
     kind: Literal["stim_file"] = Field(default="stim_file", description="selects this code source")
     path: str = Field(description="circuit file, relative to the env file")
     text: str | None = Field(default=None, description="content of the file; filled in when the env is frozen")
     rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
 
 
-class DemFileCode(Contract):
+class DemFileCode(FileCode):
     """A detector error model with its own probabilities: shots are drawn from the model itself.
 
     For backend `mwpm` its mechanisms must be split into graph-like parts (`^`) already.
     """
 
+    own_noise: ClassVar[bool] = True
     kind: Literal["dem_file"] = Field(default="dem_file", description="selects this code source")
     path: str = Field(description="detector error model file, relative to the env file")
     text: str | None = Field(default=None, description="content of the file; filled in when the env is frozen")
     rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
 
 
-class CssFileCode(Contract):
+class CssFileCode(FileCode):
     """Check matrices and logicals of a CSS code: one noisy step on the data, perfect checks (code capacity).
 
     The file is YAML with hx, hz, lx, lz, each a list of rows such as "1100"; absent lx and lz are computed. With basis
@@ -164,7 +166,7 @@ class CssFileCode(Contract):
     rounds: Literal[1] = Field(default=1, description="always 1: code capacity has one noisy step")
 
 
-class BicycleCode(Contract):
+class BicycleCode(CodeSource):
     """A bivariate bicycle code in a circuit-level memory experiment (Bravyi et al., Nature 627, 778, 2024).
 
     a, b: exponents (i, j) of the terms x^i y^j; Hx = [A | B], Hz = [B^T | A^T], 2*width*height data qubits.
@@ -185,12 +187,12 @@ class BicycleCode(Contract):
     )
 
 
-Code = Annotated[
-    StimGeneratorCode | StimFileCode | DemFileCode | CssFileCode | BicycleCode | RecordedShotsCode,
-    Field(discriminator="kind"),
-]
+BuiltinCode: TypeAlias = StimGeneratorCode | StimFileCode | DemFileCode | CssFileCode | BicycleCode
+if TYPE_CHECKING:
+    Code: TypeAlias = BuiltinCode
+else:
+    Code = Annotated[Union[(BuiltinCode, *extension_codes())], Field(discriminator="kind")]
 GENERATOR_NOISE = (ChannelNoise, PhenomenologicalNoise, CodeCapacityNoise, Nvidia25Noise)
-FILE_CODES = (StimFileCode, DemFileCode, CssFileCode, RecordedShotsCode)  # their text travels in the frozen env
 
 
 Band = tuple[int, int]
@@ -300,13 +302,13 @@ class EnvSpec(Contract):
     @model_validator(mode="after")
     def _noise_fits_code(self) -> EnvSpec:
         from_file = self.noise.model == "from_file"
-        if (self.code.kind in ("stim_file", "dem_file", "recorded_shots")) != from_file:
-            kinds = "`stim_file`, `dem_file` or `recorded_shots`"
-            raise ValueError(f"noise model `from_file` requires code kind {kinds}, and vice versa")
-        if self.recorded is not None and self.backend != "mwpm":
-            raise ValueError("code kind `recorded_shots` requires backend `mwpm`: gains are measured against matching")
-        if self.recorded is None and any(name in ESTIMATED for name in self.baselines):
-            raise ValueError(f"{' and '.join(ESTIMATED)} require code kind `recorded_shots`")
+        if self.code.own_noise != from_file:
+            kinds = "a code kind that has its own noise, such as `stim_file` or `dem_file`"
+            raise ValueError(f"noise model `from_file` requires {kinds}, and vice versa")
+        if self.code.backends and self.backend not in self.code.backends:
+            raise ValueError(f"code kind `{self.code.kind}` requires backend {' or '.join(self.code.backends)}")
+        if not set(ESTIMATED).isdisjoint(self.baselines) and not self.code.own_shots:
+            raise ValueError(f"{' and '.join(ESTIMATED)} require a code kind with shots of its own: `recorded_shots`")
         self.require_predictions()
         if self.backend == "mwpm" and "mwpm" not in self.baselines:
             raise ValueError("the plain backend `mwpm` must be among the baselines")
@@ -321,16 +323,12 @@ class EnvSpec(Contract):
         return self
 
     def require_predictions(self) -> None:
-        """Raise ValueError for predictions among the baselines that not every block of the recorded shots has."""
-        if self.predicted_by and self.recorded is None:
-            raise ValueError(f"baselines `{PREDICTED}<decoder>` require code kind `recorded_shots`")
-        if self.recorded is None or self.recorded.manifest is None:
-            return
-        known = self.recorded.manifest.layout.predicted_by
+        """Raise ValueError for predictions among the baselines that do not come with all shots of the code."""
+        known = self.code.predicted_by
         for name in self.predicted_by:
-            if name not in known:
+            if known is not None and name not in known:
                 listed = ", ".join(f"{PREDICTED}{decoder}" for decoder in known) or "none"
-                raise ValueError(f"baseline `{PREDICTED}{name}`: not every block has its predictions; known: {listed}")
+                raise ValueError(f"baseline `{PREDICTED}{name}`: not all shots have its predictions; known: {listed}")
 
     @model_validator(mode="after")
     def _generator_has_the_noise(self) -> EnvSpec:
@@ -344,11 +342,6 @@ class EnvSpec(Contract):
         if isinstance(noise, CodeCapacityNoise) and {code.rounds, *(member.rounds for member in code.members)} != {1}:
             raise ValueError("noise model `code_capacity` has perfect checks: `rounds` must be 1")
         return self
-
-    @property
-    def recorded(self) -> RecordedShotsCode | None:
-        """The code source if the shots are recorded, else None: shots are sampled."""
-        return self.code if isinstance(self.code, RecordedShotsCode) else None
 
     @property
     def predicted_by(self) -> tuple[str, ...]:

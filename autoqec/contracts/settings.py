@@ -44,9 +44,6 @@ class RunSettings(Contract):
     memory: str | None = Field(default=None, description="memory file shared by runs")
     executor: Literal["local", "slurm"] = Field(default="local", description="where rounds are measured")
     slurm: tuple[str, ...] = Field(default=(), description="job options, each `KEY=VALUE`")
-    batch_below: int = Field(
-        default=0, ge=0, description="seconds below which rounds share a job; 0: each round has a job of its own"
-    )
     container: str | None = Field(default=None, description="image file in which jobs run")
     detach: bool = Field(default=False, description="the run executes in jobs of its own")
     detach_slurm: tuple[str, ...] = Field(default=(), description="options of these jobs, each `KEY=VALUE`")

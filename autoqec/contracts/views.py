@@ -90,7 +90,7 @@ class IdeatorView(Contract):
     @property
     def terms(self) -> ComparisonTerms:
         """How text names the verifier's shots and what a gain is over."""
-        return comparison_terms(sealed=self.env is not None and self.env.recorded is not None)
+        return comparison_terms(sealed=self.env is not None and self.env.code.own_shots)
 
     @property
     def finetunes(self) -> bool:

@@ -17,11 +17,10 @@ from autoqec.contracts.profiles import GROWING, Profile, ProfileName, default_sc
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models import model_access
-from autoqec.extensions.slurm import orchestrator_job
+from autoqec.extensions.slurm import detached
 from autoqec.extensions.slurm import submission as slurm
 from autoqec.extensions.slurm.container import Image, open_image
 from autoqec.extensions.slurm.executor import SlurmExecutor, fill_job_options
-from autoqec.extensions.slurm.shared_jobs import RoundDuration, shared_options
 from autoqec.launch import role_options, settings
 from autoqec.orchestrator import loop
 from autoqec.qec.problem_memory import ModelSize
@@ -89,27 +88,11 @@ class RunOptions:
         threads = self.settings.threads
         return threads if self.cluster is not None else max(1, threads // self.parallel)
 
-    @property
-    def batch(self) -> dict[str, str] | None:
-        """SLURM options of a job that measures several rounds; None if each round has a job of its own."""
-        below_s = self.settings.batch_below
-        return shared_options(self.cluster, below_s) if self.cluster is not None and below_s else None
-
-    def executor(
-        self, run: loop.Run, stop_reason: Callable[[], str | None], leave: Callable[[], bool] | None = None
-    ) -> loop.Executor | None:
+    def executor(self, leave: Callable[[], bool] | None = None) -> loop.Executor | None:
         """Return the executor of rounds; None: this machine. For the arguments see `SlurmExecutor`."""
         if self.cluster is None:
             return None
-        return SlurmExecutor(
-            self.parallel,
-            self.cluster,
-            image=self.image,
-            leave=leave,
-            stop_reason=stop_reason,
-            batch_below_s=self.settings.batch_below,
-            predict_s=RoundDuration(run),
-        )
+        return SlurmExecutor(self.parallel, self.cluster, image=self.image, leave=leave)
 
 
 OPTION_DEFAULTS: Mapping[str, Any] = {
@@ -118,7 +101,7 @@ OPTION_DEFAULTS: Mapping[str, Any] = {
     "no_llm": False, "model": None, "effort": None, "price": None, "cassette": None, "replay_of": None,
     "ideator_memory": None,
     "analyst_memory": None, "memory": None, "open_modules": False, "parallel": 1, "threads": 1, "executor": "local",
-    "slurm": (), "batch_below": 0, "container": None, "detach": False, "detach_slurm": (), "budget": "",
+    "slurm": (), "container": None, "detach": False, "detach_slurm": (), "budget": "",
     "recorded": None,
 }  # fmt: skip
 _PATH_OPTIONS = ("secret_file", "cassette", "ideator_memory", "analyst_memory", "memory", "container", "recorded")
@@ -182,7 +165,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
     if resolved.executor == "local":
         _check_gpus(pins)
     # The jobs of a detached run were accepted at its start.
-    check = layout is None or orchestrator_job.position(layout.run_id) is None
+    check = layout is None or not detached.is_own_job(layout.run_id)
     return RunOptions(
         root=Path.cwd(),  # not the top: a start in a linked worktree is noted
         env=None if info else locate.env_file(str(env_name)),
@@ -209,7 +192,7 @@ def _default_scale(env: EnvSpec, profile: ProfileName) -> tuple[float, int | Non
     They are those of the env's largest circuit. Recorded shots are as many as they are, so their amount does not grow;
     other inner decoders have no matching graph.
     """
-    if profile not in GROWING or env.backend != "mwpm" or env.recorded is not None:
+    if profile not in GROWING or env.backend != "mwpm" or env.code.own_shots:
         return 1.0, None
     n_edges = max(ModelSize.of_env(each, each.target).n_edges for each in (env, *env.other_members))
     scale = default_scale(profile, n_edges)
@@ -225,13 +208,12 @@ def _check_gpus(pins: dict[str, Any]) -> None:
 def _slurm_options(resolved: RunSettings, profile: Profile, *, check: bool) -> dict[str, str] | None:
     """SLURM options of the job of a round, accepted by `sbatch --test-only`; None for the local executor."""
     if resolved.executor == "local":
-        for name, value in (("--slurm", resolved.slurm), ("--batch-below", resolved.batch_below)):
-            if value:
-                raise UsageError("needs --executor slurm", location=name, hint="add --executor slurm")
+        if resolved.slurm:
+            raise UsageError("needs --executor slurm", location="--slurm", hint="add --executor slurm")
         return None
     job_options = fill_job_options(slurm.parse_options(resolved.slurm), profile, resolved.threads)
     if check:
-        slurm.check(shared_options(job_options, resolved.batch_below))
+        slurm.check(job_options)
     return job_options
 
 
@@ -243,7 +225,9 @@ def _orchestrator_options(resolved: RunSettings, *, check: bool) -> dict[str, st
         return None
     if resolved.executor == "local":
         raise UsageError("needs --executor slurm", location="--detach", hint="add --executor slurm, or use nohup")
-    job_options = orchestrator_job.job_options(resolved)
+    of_rounds = slurm.parse_options(resolved.slurm)
+    inherited = {key: of_rounds[key] for key in detached.INHERITED if key in of_rounds}
+    job_options = {**detached.DEFAULTS, **inherited, **slurm.parse_options(resolved.detach_slurm, "--detach-slurm")}
     if check:
         slurm.check(job_options)
         model_access.require_reachable(resolved, job_options)

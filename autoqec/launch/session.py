@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 
 from autoqec.contracts.events import Event, LlmUnusable, OnEvent, RunOpened
 from autoqec.errors import RunInterruptedError, StorageError
-from autoqec.extensions.slurm import orchestrator_job
+from autoqec.extensions.slurm import detached
 from autoqec.launch.options import RunOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.orchestrator import loop
@@ -88,7 +87,7 @@ def run_session(
                 notify,
                 budget=limits,
                 parallel=options.parallel,
-                executor=options.executor(run, partial(loop.stop_of_waiting, run, limits, clock, interrupts), leave),
+                executor=options.executor(leave),
                 interrupts=interrupts,
                 clock=clock,
             )
@@ -108,7 +107,7 @@ def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comman
         UsageError: The run cannot be started or resumed, or jobs of a detached run hold it.
     """
     if options.layout is not None:
-        orchestrator_job.require_no_chain(options.layout)
+        detached.require_free(options.layout)
         run = loop.resume_run(
             options.layout.run_id,
             options.root,
@@ -117,10 +116,8 @@ def open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comman
             trained_here=options.cluster is None,
             on_event=on_event,
             recorded=options.recorded,
-            withdraw_stop=orchestrator_job.position(options.layout.run_id) is None,
+            withdraw_stop=not detached.is_own_job(options.layout.run_id),
         )
-        if (replaced := orchestrator_job.replace_damaged_state(options.layout)) is not None:
-            run.notes.append(replaced)
         change = run.memory.history.update_settings(options.settings)
         if change is not None:
             had_settings, run.info = run.info.settings is not None, run.memory.history.info()

@@ -22,7 +22,7 @@ from autoqec.store.layout import RunLayout
 DEFAULT_ROUNDS = 3  # of a run without any limit
 _PATHS = ("ideator_memory", "analyst_memory", "memory", "container")
 _SAME_NAME = (
-    "open_modules", "replay_of", "executor", "slurm", "batch_below", "detach", "detach_slurm", "parallel", "threads"
+    "open_modules", "replay_of", "executor", "slurm", "detach", "detach_slurm", "parallel", "threads"
 )  # fmt: skip
 
 
@@ -49,7 +49,6 @@ def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str,
         update["rounds"] = None if chosen["budget"] else DEFAULT_ROUNDS
     if "executor" in named and chosen["executor"] == "local":
         update["slurm"], update["detach"] = tuple(chosen["slurm"]), chosen["detach"]
-        update["batch_below"] = chosen["batch_below"]
         update["container"] = None if chosen["container"] is None else str(chosen["container"])
     if update.get("detach") is False:
         update["detach_slurm"] = tuple(chosen["detach_slurm"])

@@ -20,7 +20,7 @@ from autoqec.contracts.names import RUN_REF
 from autoqec.contracts.provenance import BUNDLE, EXCLUDED_FILES, MAX_BYTES, RUN, ArchiveManifest, Manifest
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError, ContractError, UsageError
-from autoqec.orchestrator import recorded_place, verify_round
+from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.archive_format import MANIFEST, pack, unpack
 from autoqec.orchestrator.gc import removed_files
 from autoqec.orchestrator.hold import hold_run
@@ -257,9 +257,8 @@ def replay_archive(
             rows = _check_run(manifest, layout)
             env = files.parse_env(files.read_text(layout.env), location=str(layout.env))
             if recorded is not None:
-                shots = recorded_place.check_place(env, recorded, str(layout.env), on_event)
-                recorded_place.note_place(layout, shots.directory)
-            repeatable = manifest.closed and (env.recorded is None or recorded is not None)
+                verify_round.note_moved_shots(layout, recorded, on_event)
+            repeatable = manifest.closed and (not env.code.own_shots or recorded is not None)
             plan = _planned(manifest, into, rows, repeatable=repeatable)
             if plan.verifications:
                 _require_trusted_decoders(env)
@@ -375,7 +374,7 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator
         raise ContractError(f"does not follow from history: {names}", location=str(layout.root))
     closed = layout.secret_hex.exists()
     env, _ = files.load_env(layout.env)
-    shots_missing = env.recorded is not None and not recorded_location(layout.round(1).dir).exists()
+    shots_missing = env.code.own_shots and not recorded_location(layout.round(1).dir).exists()
     for round_state in memory.state.rounds.values():
         row, place = round_state.row, layout.round(round_state.row.round)
         if row.status != "ok" or row.commit_sha is None:

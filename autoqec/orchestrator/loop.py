@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from autoqec import plugins
 from autoqec.contracts.events import Event, OnEvent, RoundStarted, RunStopped
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
-from autoqec.orchestrator.executors.local import (
+from autoqec.orchestrator.executors import (
     Executor,
     JobsLeftError,
     NotStartedError,
@@ -112,10 +113,9 @@ def run_rounds(
     with interrupts:
         try:
             recorded += verify_pending(run.memory, run.repo, emit, executor.verify)
-            pending.extend(_resume_cluster_rounds(run, executor, emit))
+            pending.extend(_resume_submitted(run, executor, emit))
             stop = partial(_stop_reason, run, limits, clock, interrupts)
             stop_reason = _run_until(stop, run, pending, recorded, executor, emit)
-            executor.release()
         except JobsLeftError:
             stop_reason = "interrupted; the next start continues the rounds in jobs of the cluster"
         except KeyboardInterrupt:
@@ -150,7 +150,7 @@ def _run_until(
             def may_start(failures: int = failures) -> bool:
                 return stop(len(pending), failures) is None and len(pending) < executor.capacity
 
-            waiting = partial(pending[0][1].wait, may_start)
+            waiting = partial(pending[0][1].result, may_start)
             outcome = _record_oldest(run, pending, waiting, executor, emit)
             if outcome is not None:
                 row, killed = outcome
@@ -174,15 +174,11 @@ def stop_of_waiting(run: Run, budget: Budget, clock: Clock, interrupts: Interrup
     return interrupts.stop_reason() or requested or budget.hours_exhausted(clock.elapsed())
 
 
-def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:
-    cluster_rounds = under_way(run)
-    if cluster_rounds:
-        from autoqec.extensions.slurm.executor import SlurmExecutor
-
-        cluster = executor if isinstance(executor, SlurmExecutor) else SlurmExecutor()
-        for started, order in cluster_rounds:
-            emit(RoundStarted(round=started.attempt.round, phase="found again", job=order.job_id))
-            yield started, cluster.attach(order, emit)
+def _resume_submitted(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:
+    for started, order in under_way(run):
+        emit(RoundStarted(round=started.attempt.round, phase="found again", job=order.job_id))
+        plugin = plugins.load("autoqec.executors", order.executor)
+        yield started, plugin.attach(run, executor, order, emit)
 
 
 def _record_oldest(

@@ -20,7 +20,7 @@ from autoqec.contracts.run_spec import PluginOptions, RunSpec
 if TYPE_CHECKING:
     from autoqec.contracts.events import OnEvent
     from autoqec.contracts.job import JobOrder
-    from autoqec.orchestrator.executors.local import Executor, RoundFuture
+    from autoqec.orchestrator.executors import Executor, RoundFuture
     from autoqec.orchestrator.run import Roles, Run
     from autoqec.store.layout import RunLayout
 

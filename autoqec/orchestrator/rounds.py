@@ -30,7 +30,7 @@ from autoqec.errors import AutoqecError, ContractError, InfrastructureError, Rou
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator import round_recorder, worktree
 from autoqec.orchestrator.editable_modules import read_modules
-from autoqec.orchestrator.executors.local import verify_here
+from autoqec.orchestrator.executors import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.recovery.inspect import read_job_order
 from autoqec.orchestrator.run import Run, search
@@ -320,7 +320,7 @@ def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMet
 
 def _read_committed_pointer(run: Run, layout: RoundLayout, planned: Planned, tip: str) -> Pointer:
     """Return the pointer as committed, so that changes to the worktree do not matter."""
-    from autoqec.runner.pointer import read_pointer
+    from autoqec.runner.provenance import read_pointer
 
     name = pointer_on_branch(layout.round)
     (stored,) = run.repo.objects([f"{tip}:{name}"])

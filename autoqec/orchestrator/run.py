@@ -214,10 +214,7 @@ def _fill(partial: RunLayout, start: StartCheck, info: RunInfo, on_event: OnEven
     atomic.write_text(partial.env, start.env_text)
     atomic.write_bytes(partial.secret, start.secret, mode=0o600)
     if start.recorded is not None:
-        from autoqec.extensions.recorded.shots import Progress
-        from autoqec.runner.shot_source import provide_shots
-
-        provide_shots(start.recorded, start.env, partial.round(1).dir, Progress(on_event))
+        start.recorded.provide(partial.round(1).dir, on_event)
     History(partial).write_info(info)
 
 
@@ -284,11 +281,7 @@ def resume_run(
     run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
     try:
         if start.recorded is not None:
-            from autoqec.extensions.recorded.shots import Progress
-            from autoqec.runner.shot_source import restore_copies
-
-            progress = Progress(on_event or ignore)
-            restore_copies(start.recorded, start.env, layout.round(1).dir, progress)
+            start.recorded.provide(layout.round(1).dir, on_event or ignore, moved=True)
         actions = recover(layout, workspace, run_log.logged(on_event), memory=run.memory)
     except BaseException:
         run.__exit__(*sys.exc_info())
@@ -338,7 +331,7 @@ def _run_info(start: StartCheck, **more: Any) -> RunInfo:
         code_sha256=machine.code_sha256(),
         package_sha256=machine.package_sha256(),
         secret_sha256=sha256_bytes(start.secret),
-        sealed_shots=start.env.recorded is not None,
+        sealed_shots=start.env.code.own_shots,
         versions=machine.versions(),
         **more,
     )

@@ -15,7 +15,6 @@ from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import Pins
 from autoqec.contracts.profiles import Profile, profile_of
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
-from autoqec.orchestrator.recorded_place import check_resumed
 from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import new_secret, read_secret, require_only_copy
 from autoqec.store import files
@@ -25,7 +24,7 @@ from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
 
 if TYPE_CHECKING:
-    from autoqec.extensions.recorded.shots import RecordedShots
+    from autoqec.runner.shot_source import RunShots
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class StartCheck:
         baseline_config: The config of that commit's editable modules.
         network_options: What a predecoder of this env can have.
         notes: Messages for the user.
-        recorded: The env's recorded shots; None if it samples its shots.
+        recorded: The shots that the env's code brings; None if they are sampled.
     """
 
     repo: Repo
@@ -49,7 +48,7 @@ class StartCheck:
     network_options: NetworkOptions
     secret: bytes
     notes: tuple[str, ...]
-    recorded: RecordedShots | None = None
+    recorded: RunShots | None = None
 
 
 def check_start(
@@ -62,7 +61,7 @@ def check_start(
     trained_here: bool = True,
     on_event: OnEvent = ignore,
 ) -> StartCheck:
-    """Check everything that a new run needs; write nothing but the progress of long checks to the user's cache.
+    """Check everything that a new run needs; write nothing.
 
     Args:
         env_path: The env file.
@@ -89,35 +88,12 @@ def check_start(
     network_options = find_network_options(env, baseline_config, chosen, trained_here=trained_here)
     if not network_options.gate_available:
         _require_no_gate(env, pins or {})
-    recorded = check_recorded(env, Path(env_path).parent, on_event)
+    recorded = env.code.check_start(env, Path(env_path).parent, on_event)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
     found = (linked, message if workspace.head_ref() is None else None, _slower_note(env, here=trained_here))
     notes = tuple(note for note in found if note is not None)
     return StartCheck(workspace, env, env_text, baseline, baseline_config, network_options, secret, notes, recorded)
-
-
-def check_recorded(env: EnvSpec, env_dir: Path, on_event: OnEvent = ignore) -> RecordedShots | None:
-    """Check recorded shots against their hashes and their model before anything is trained on them.
-
-    Args:
-        env: The env.
-        env_dir: Directory of the env file.
-        on_event: Receives the progress of reading the files.
-
-    Returns:
-        The shots; None if the env samples its shots.
-
-    Raises:
-        UsageError: A file has changed, or the shots do not fit their model.
-    """
-    if env.recorded is None or env.recorded.manifest is None:
-        return None
-    from autoqec.extensions.recorded import env as recorded_env
-    from autoqec.extensions.recorded.shots import Progress
-
-    directory = files.recorded_directory(env.recorded.path, env.recorded.manifest, env_dir).resolve()
-    return recorded_env.preflight(env, directory, Progress(on_event))
 
 
 @dataclass(frozen=True)
@@ -140,7 +116,7 @@ class ResumeCheck:
     baseline_config: dict[str, Any]
     network_options: NetworkOptions
     notes: tuple[str, ...]
-    recorded: RecordedShots | None = None
+    recorded: RunShots | None = None
 
 
 def check_resume(
@@ -153,7 +129,7 @@ def check_resume(
 ) -> ResumeCheck:
     """Check everything that resuming a run needs, except the lock and recovery.
 
-    Nothing is written but the progress of long checks to the user's cache.
+    Nothing is written.
 
     Args:
         run_id: The run.
@@ -183,7 +159,11 @@ def check_resume(
     options = find_network_options(env, config, profile_of(info.profile), trained_here=trained_here)
     if (slower := _slower_note(env, here=trained_here)) is not None:
         notes.append(slower)
-    shots = check_resumed(env, layout, recorded, on_event)
+    shots = None
+    if recorded is None:
+        env.code.check_resumed(env, layout)
+    else:
+        shots = env.code.check_moved(env, recorded, str(layout.root), on_event)
     return ResumeCheck(workspace, layout, info, env, env_text, config, options, tuple(notes), shots)
 
 

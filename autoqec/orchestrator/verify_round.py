@@ -18,15 +18,15 @@ from autoqec.contracts.round import RoundMetrics, parent_branches, utc_now
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InfrastructureError, UsageError
 from autoqec.orchestrator import round_recorder, worktree
-from autoqec.orchestrator.executors.local import verify_here
+from autoqec.orchestrator.executors import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import is_closed, read_published_secret, read_secret
-from autoqec.store import files, run_log
+from autoqec.store import atomic, files, run_log
 from autoqec.store.history import History
-from autoqec.store.layout import EDITABLE_MODULES, RunLayout
+from autoqec.store.layout import EDITABLE_MODULES, RunLayout, recorded_location
 from autoqec.store.round_files import load_config, load_round, read_contract
 from autoqec.store.run_state import RoundState, fold
 from autoqec.system.git import GitError, Repo
@@ -46,6 +46,17 @@ class Candidate:
     commit_sha: str | None
     metrics: RoundMetrics
     modules_dir: Path
+
+
+def note_moved_shots(layout: RunLayout, directory: Path, on_event: OnEvent) -> None:
+    """Check the directory of the shots that a run's env brings, and note it in the run.
+
+    Raises:
+        UsageError: The env samples its shots, or a file is missing or differs.
+    """
+    env = files.parse_env(files.read_text(layout.env), location=str(layout.env))
+    shots = env.code.check_moved(env, directory, str(layout.root), on_event)
+    atomic.write_text(recorded_location(layout.round(1).dir), f"{shots.directory}\n")
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import stim
 
+from autoqec.contracts.code_source import FileCode
 from autoqec.contracts.env import (
-    FILE_CODES,
     BiasedNoise,
     BicycleCode,
     CssFileCode,
@@ -17,8 +17,8 @@ from autoqec.contracts.env import (
     EnvSpec,
     Si1000Noise,
     StimFileCode,
+    StimGeneratorCode,
 )
-from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.qec import bicycle
 from autoqec.qec.generated import generated_circuit
@@ -50,7 +50,7 @@ def build_source(env: EnvSpec, p: float | None) -> Source:
             f"stim cannot build this circuit ({str(error).strip().splitlines()[0]})",
             location=f"env `{env.name}`, field `code`",
             hint="check the file with `stim analyze_errors --in FILE`"
-            if isinstance(env.code, FILE_CODES)
+            if isinstance(env.code, FileCode)
             else "choose another distance or number of rounds",
         ) from error
     if source.num_observables == 0 or source.num_detectors == 0:
@@ -65,17 +65,16 @@ def build_source(env: EnvSpec, p: float | None) -> Source:
 
 def _build(env: EnvSpec, p: float | None) -> Source:
     code = env.code
-    if isinstance(code, FILE_CODES) and code.text is None:
+    if isinstance(code, FileCode) and code.text is None:
         raise UsageError("the file's text is missing", location="code.text", hint="load the env from its file")
-    if isinstance(code, RecordedShotsCode):
-        assert code.manifest is not None  # filled in together with the text
-        is_dem = code.manifest.layout.model.endswith(".dem")
-        return stim.DetectorErrorModel(code.text) if is_dem else stim.Circuit(code.text)
     if isinstance(code, DemFileCode):
         return stim.DetectorErrorModel(code.text)
     if isinstance(code, StimFileCode):
         return stim.Circuit(code.text)
-    assert p is not None  # only these kinds have their own noise
+    if type(code) not in (BicycleCode, CssFileCode, StimGeneratorCode):
+        source: Source = code.build(env, p)
+        return source
+    assert p is not None  # these kinds have no noise of their own
     if isinstance(code, BicycleCode):
         circuit = bicycle.memory_circuit(code.width, code.height, code.a, code.b, code.rounds, p, code.basis)
     elif isinstance(code, CssFileCode):

@@ -72,7 +72,7 @@ class Problem:
     @cached_property
     def given(self) -> Problem:
         """Return the problem with the model of the env's file, whatever the inner decoder's weights are from."""
-        return self if self.env.recorded is None else self.with_dem(error_model(self.source, self.env))
+        return self if not self.env.code.own_shots else self.with_dem(error_model(self.source, self.env))
 
     @cached_property
     def estimated(self) -> Problem:
@@ -81,7 +81,7 @@ class Problem:
         Raises:
             UsageError: The env has no recorded shots, or the estimate is of another circuit.
         """
-        return self.with_dem(estimated_model(self.env, self.source))
+        return self.with_dem(self.env.code.estimated_model(self.env, self.source))
 
     def with_other_dem(self, dem: stim.DetectorErrorModel, in_sector: np.ndarray | None = None) -> Problem:
         """Return the problem of a detector error model of another circuit, with the coordinates in the model.
@@ -248,27 +248,6 @@ def read_mechanisms(dem: stim.DetectorErrorModel) -> tuple[np.ndarray, list[tupl
     return np.array(probs), mechanisms
 
 
-def estimated_model(env: EnvSpec, source: Source) -> stim.DetectorErrorModel:
-    """Return the model estimated from recorded shots; UsageError if there is none, or it is of another circuit."""
-    location, hint = f"env `{env.name}`", "write the env again with `autoqec add-env --recorded --force`"
-    if env.recorded is None or env.recorded.estimated is None:
-        raise UsageError("has no estimated model: its shots are not recorded", location=location, hint=hint)
-    try:
-        model = stim.DetectorErrorModel(env.recorded.estimated)
-    except ValueError as error:
-        message = f"stim cannot read the estimated model ({str(error).strip().splitlines()[0]})"
-        raise UsageError(message, location=location, hint=hint) from error
-    sizes = (model.num_detectors, model.num_observables)
-    if sizes != (source.num_detectors, source.num_observables):
-        raise UsageError(
-            f"the estimated model has {sizes[0]} detectors and {sizes[1]} observables, the given one "
-            f"{source.num_detectors} and {source.num_observables}",
-            location=location,
-            hint=hint,
-        )
-    return model
-
-
 def check_graphlike(mechanisms: list[tuple[Component, ...]], name: str) -> None:
     """Raise UsageError if a part of an error mechanism flips more than two detectors."""
     obstacle = matching_obstacle(mechanisms)
@@ -321,6 +300,5 @@ def incidence_matrices(
 @lru_cache(maxsize=8)  # a process works on one env, at its target and a few other error rates
 def _build(env: EnvSpec, p: float | None) -> Problem:
     source = build_source(env, p)
-    use_estimate = env.recorded is not None and env.recorded.priors == "estimated"
-    dem = estimated_model(env, source) if use_estimate else error_model(source, env)
-    return Problem._from_dem(env, p, source, dem)
+    own = env.code.decoder_model(env, source)
+    return Problem._from_dem(env, p, source, error_model(source, env) if own is None else own)

@@ -19,7 +19,7 @@ from autoqec.reporting.proposals import (
     read_ledger,
     trials_by_attempt,
 )
-from autoqec.store import atomic, run_control
+from autoqec.store import atomic
 from autoqec.store.files import dump_config, parse_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -183,7 +183,7 @@ class RunReport:
     @cached_property
     def on_sealed_shots(self) -> bool:
         """Whether rounds are verified on sealed blocks of recorded shots."""
-        return self.env is not None and self.env.recorded is not None
+        return self.env is not None and self.env.code.own_shots
 
     @property
     def terms(self) -> ComparisonTerms:
@@ -298,11 +298,8 @@ def _verification(layout: RunLayout, row: HistoryRow) -> VerifyReport | None:
 
 def is_running(layout: RunLayout) -> bool:
     """Return whether the run is detached, or the process that holds its lock is alive on this machine."""
-    try:
-        if run_control.read_detached(layout) is not None:
-            return True
-    except AutoqecError:
-        return True  # a job may hold it; `watch` asks SLURM
+    if layout.detached.exists():
+        return True
     owner = run_lock.read(layout.root)
     pid = owner.get("pid")
     same_boot = bool(procfs.boot_id()) and owner.get("boot_id") == procfs.boot_id()

@@ -19,7 +19,7 @@ from autoqec.contracts.events import (
     VerdictReached,
 )
 from autoqec.contracts.history import HistoryRow
-from autoqec.extensions.slurm import job_chain
+from autoqec.extensions.slurm import detached
 from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.run_report import PendingRound, RunReport
@@ -29,7 +29,7 @@ from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import attempt_of
 
 POLL_INTERVAL_S = 1.0
-CHAIN_POLLS = 30  # between two questions to SLURM about the jobs of a detached run
+JOB_POLLS = 30  # between two questions to SLURM about the job of a detached run
 
 
 def watch(
@@ -43,14 +43,14 @@ def watch(
     else:
         _poll_until_done(screen, sleep)
     print_summary(console, screen.run)
-    if (chain := job_chain.describe_chain(layout)) is not None:
-        console.print(Text(chain), soft_wrap=True)
+    if (job := detached.describe(layout)) is not None:
+        console.print(Text(job), soft_wrap=True)
     return screen.run
 
 
 def _poll_until_done(screen: WatchScreen, sleep: Callable[[float], None]) -> None:
     polls = 0
-    while screen.poll() and (polls % CHAIN_POLLS or not job_chain.has_no_jobs(screen.layout)):
+    while screen.poll() and (polls % JOB_POLLS or not detached.is_abandoned(screen.layout)):
         sleep(POLL_INTERVAL_S)
         polls += 1
 

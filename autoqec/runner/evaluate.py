@@ -13,7 +13,7 @@ from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import count_pairs
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.shot_source import ShotSource
+from autoqec.runner.shot_source import shot_source
 
 CHUNK = 2048  # shots unpacked and decoded at once
 
@@ -27,8 +27,8 @@ def val_counts(
     on_progress: EvaluationProgress | None = None,
     recorded: Path | None = None,
 ) -> PairedCounts:
-    """Count logical errors of both decoders on the first `n_shots` validation shots; see `ShotSource.recorded`."""
-    shots = ShotSource(problem, recorded).validation(n_shots)
+    """Count logical errors of both decoders on the first `n_shots` validation shots; see `shot_source`."""
+    shots = shot_source(problem, recorded).validation(n_shots)
     agent.eval_mode(0)
     plain, candidate = decode_both(problem, agent, shots, on_progress)
     return count_pairs(plain, candidate)

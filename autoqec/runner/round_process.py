@@ -17,8 +17,8 @@ from autoqec.contracts.round import FailureCause, RunnerConfig
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.runner import collect, devices
-from autoqec.runner.artifact_manifest import resolve_modules_dir
 from autoqec.runner.collect import Artifact
+from autoqec.runner.provenance import resolve_modules_dir
 from autoqec.runner.spec import RESULT, SCRATCH_DIR, ChildResult, ChildSpec, ChildStatus, one_line
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout, hidden_from_branch_code, visible_shots
@@ -139,7 +139,7 @@ def _run_child(
 
 def _child_spec(config: RunnerConfig, profile: Profile, out: Path, layout: RoundLayout) -> ChildSpec:
     parent = config.parent_checkpoint
-    recorded = files.parse_env(config.env_yaml, location="env").recorded
+    own_shots = files.parse_env(config.env_yaml, location="env").code.own_shots
     return ChildSpec(
         env_yaml=config.env_yaml,
         predecoder_config=config.predecoder_config,
@@ -149,7 +149,7 @@ def _child_spec(config: RunnerConfig, profile: Profile, out: Path, layout: Round
         parent_checkpoint=None if parent is None else str(Path(parent).resolve()),
         threads=config.threads,
         out_dir=str(out),
-        recorded_dir=None if recorded is None else str(visible_shots(layout.dir)),
+        recorded_dir=str(visible_shots(layout.dir)) if own_shots else None,
     )
 
 

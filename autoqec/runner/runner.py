@@ -14,8 +14,7 @@ from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig, utc_now
 from autoqec.errors import ContractError, UsageError
 from autoqec.runner import devices
-from autoqec.runner.artifact_manifest import find_worktree, write_artifact_manifest
-from autoqec.runner.pointer import write_round_pointer
+from autoqec.runner.provenance import find_worktree, write_artifact_manifest, write_round_pointer
 from autoqec.runner.round_process import ChildOutcome, failed_result, run_in_child
 from autoqec.runner.spec import SCRATCH_DIR, ChildResult, ChildStatus
 from autoqec.store import atomic, files

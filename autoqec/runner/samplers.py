@@ -21,7 +21,7 @@ from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import decode_both
 from autoqec.runner.round_memory import MAX_LABEL_BYTES, SHOTS_PER_DRAW
 from autoqec.runner.samples import GAP, Samples, TrajInfos
-from autoqec.runner.shot_source import ShotSource
+from autoqec.runner.shot_source import shot_source
 
 MAX_GAP = 20.0  # nats; larger gaps are not computed, such shots are far from failure
 NEAR_FAILURE_SHOTS_PER_DRAW = 8192  # a few of which are near failure; a batch waits for a whole draw
@@ -82,8 +82,8 @@ class ShotSampler(Sampler):
         batch_size: Shots per batch of one rank.
         seed: Seed of the training; every stream is derived from it and the env's seed bands.
         eval_shots: Validation shots of one evaluation.
-        recorded: Directory of recorded training and validation shots, of an env that has them.
-        simulated: Train on sampled shots although there are recorded ones.
+        recorded: See `directory` of `shot_source`.
+        simulated: Train on sampled shots although the env's code brings its own.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ShotSampler(Sampler):
         recorded: Path | None = None,
         simulated: bool = False,
     ) -> None:
-        self.source = ShotSource(problem, recorded, simulated)
+        self.source = shot_source(problem, recorded, simulated=simulated)
         self.problem, self.batch_size, self.seed, self.eval_shots = problem, batch_size, seed, eval_shots
         self._buffer: Samples | None = None
         self._buffer_infos: TrajInfos = {}

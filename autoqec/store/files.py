@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from autoqec.contracts.base import first_validation_error, sha256_bytes, unknown_key
-from autoqec.contracts.env import FILE_CODES, EnvSpec
-from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
+from autoqec.contracts.base import first_validation_error, unknown_key
+from autoqec.contracts.code_source import FileCode
+from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
 from autoqec.store import atomic
 
@@ -235,47 +235,15 @@ def env_from_data(data: Any, *, location: str, directory: Path, hint: str | None
         UsageError: The env is invalid, or its code file cannot be read.
     """
     env = _validate(data, location=location, hint=hint)
-    if isinstance(env.code, FILE_CODES) and env.code.text is None:
+    if isinstance(env.code, FileCode) and env.code.text is None:
         hint = hint or f"correct `code.path` in {location} (relative to that file)"
-        if isinstance(env.code, RecordedShotsCode):
-            env = env.model_copy(update={"code": _with_manifest(env.code, directory, hint)})
-            try:
-                env.require_predictions()
-            except ValueError as error:
-                hint = "correct `baselines`, or write the env again with `autoqec add-env --recorded --force`"
-                raise UsageError(str(error), location=location, hint=hint) from error
-            return env
         content = read_text(directory / env.code.path, what="code file", hint=hint)
-        env = env.model_copy(update={"code": env.code.model_copy(update={"text": content})})
+        env = env.model_copy(update={"code": env.code.with_content(content, directory, hint)})
+        try:
+            env.require_predictions()
+        except ValueError as error:
+            raise UsageError(str(error), location=location, hint="correct `baselines`") from error
     return env
-
-
-def _with_manifest(code: RecordedShotsCode, directory: Path, hint: str) -> RecordedShotsCode:
-    """Return the code with its manifest and the texts of its models, which must be those that the manifest names."""
-    path = directory / code.path
-    location = str(path)
-    manifest = RecordedManifest.read(
-        load_yaml(read_text(path, what="manifest", hint=hint), location=location), location=location
-    )
-    again = f"restore the file, or write {path.name} again with `autoqec add-env --recorded --force`"
-    if manifest.estimated is None:
-        raise UsageError("names no estimated model", location=location, hint=again)
-    model = recorded_directory(code.path, manifest, directory) / manifest.layout.model
-    known = next((file for file in manifest.files if file.path == manifest.layout.model), None)
-    estimated = path.parent / manifest.estimated
-    text, estimated_text = (read_text(file, what="model", hint=again) for file in (model, estimated))
-    for file, same in (
-        (model, known is not None and sha256_bytes(text.encode()) == known.sha256),
-        (estimated, sha256_bytes(estimated_text.encode()) == manifest.estimated_sha256),
-    ):
-        if not same:
-            raise UsageError("is not the model of the manifest", location=str(file), hint=again)
-    return code.model_copy(update={"manifest": manifest, "text": text, "estimated": estimated_text})
-
-
-def recorded_directory(path: str, manifest: RecordedManifest, directory: Path) -> Path:
-    """Return the directory of recorded shots, given `code.path` of an env file in `directory`."""
-    return (directory / path).parent / manifest.directory
 
 
 def parse_env(text: str, *, location: str) -> EnvSpec:
@@ -297,7 +265,7 @@ def _parse_env_once(text: str) -> EnvSpec:
 
 def _parse_env(text: str, location: str) -> EnvSpec:
     env = _validate(load_yaml(text, location=location), location=location)
-    if isinstance(env.code, FILE_CODES) and env.code.text is None:
+    if isinstance(env.code, FileCode) and env.code.text is None:
         raise UsageError(
             "`code.text` is missing: the env is not frozen", location=location, hint="load it from its env file"
         )

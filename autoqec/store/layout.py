@@ -71,10 +71,6 @@ class RoundLayout:
         """The round's copy of its pointer."""
         return self.dir / pointer_name(self.round)
 
-    def further_rounds(self, array_index: int | None) -> Path:
-        """The list of further rounds of a job, or of an element of a job array, whose first round this is."""
-        return self.job_dir / "further" / str(array_index or 0)
-
 
 def pointer_name(number: int) -> str:
     """Return the file name of a round's pointer."""
@@ -189,11 +185,6 @@ def partial_run_id(run_id: str) -> str:
 def runs_dir(repo_root: Path) -> Path:
     """Return the directory of all runs of a repository; it may be a symbolic link."""
     return repo_root / "runs"
-
-
-def recorded_example(workspace: Path) -> Path:
-    """Return the directory of the generated shots of the builtin env `recorded_example`."""
-    return runs_dir(workspace) / "recorded_example"
 
 
 def hidden_from_branch_code(round_dir: Path) -> tuple[Path, ...]:

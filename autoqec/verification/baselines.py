@@ -8,7 +8,7 @@ import numpy as np
 import pymatching
 from numpy.typing import NDArray
 
-from autoqec.contracts.env import CORRELATED, ESTIMATED, PREDICTED
+from autoqec.contracts.env import CORRELATED, PREDICTED
 from autoqec.contracts.verdict import BaselineResult, PairedEffect
 from autoqec.qec import backends
 from autoqec.qec.graph import MatchingGraph
@@ -37,8 +37,7 @@ class Baselines:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         always: tuple[str, ...] = (CORRELATED,) if problem.env.plain == "mwpm" else ()
-        if problem.env.recorded is not None:
-            always += tuple(ESTIMATED)
+        always += problem.env.code.compared
         self.names = tuple(dict.fromkeys((problem.env.plain, *problem.env.baselines, *always)))
         self.cpu_s = dict.fromkeys(self.names, 0.0)
         decoded = (name for name in self.names if not name.startswith(PREDICTED))

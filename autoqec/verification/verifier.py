@@ -10,7 +10,6 @@ from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
-from autoqec.extensions.recorded.session import RecordedSession
 from autoqec.store.layout import hidden_from_branch_code
 from autoqec.store.round_files import read_contract
 from autoqec.system.scratch import scratch
@@ -77,7 +76,7 @@ def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None)
                 location=str(request.checkpoint),
                 hint="restore the round's files",
             )
-        kind = VerificationSession if request.env.recorded is None else RecordedSession
+        kind: type[VerificationSession] = request.env.code.verification_session() or VerificationSession
         session = kind(request, frozen, ignore if on_event is None else on_event)
         circuit = manifest.environment.circuit_sha256 if manifest else None
         found = report.build_report(session, session.run(), circuit)

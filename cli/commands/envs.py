@@ -20,16 +20,16 @@ def command(out: Output) -> None:
     from autoqec.store.files import load_env
 
     envs = locate.builtin_envs()
-    width = max(map(len, (*envs, locate.RECORDED_EXAMPLE)))
+    generated = locate.generated_envs()
+    width = max(map(len, (*envs, *generated)))
     for name, path in envs.items():
         env, _ = load_env(path)
         noise = ", ".join(f"{p:g}" for p in env.points if p is not None) or "from the file"
         target = "" if env.target is None else f" (target {env.target:g})"
         out.say(f"{name:{width}} {_code(env)}; p = {noise}{target}; against {', '.join(env.baselines)}")
         out.emit({"name": name, "path": str(path), "env": env.dump()})
-    out.say(
-        f"{locate.RECORDED_EXAMPLE:{width}} recorded shots of a simulated device, generated in runs/ when first used"
-    )
+    for name, (description, _) in generated.items():
+        out.say(f"{name:{width}} {description}, generated in runs/ when first used")
 
 
 def _code(env: EnvSpec) -> str:

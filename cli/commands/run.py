@@ -126,21 +126,14 @@ def _current_option_name(name: str) -> str:
     help="Option of the SLURM jobs: time, cpus, mem, partition, … Repeatable.",
 )
 @click.option(
-    "--batch-below",
-    metavar="SECONDS",
-    type=click.IntRange(0, 86_400),
-    default=0,
-    help="SLURM rounds that are predicted to be shorter share jobs, which begin them for twice this time; 0: never.",
-)
-@click.option(
     "--detach/--no-detach",
-    help="Run the search in SLURM jobs too, one after another, so that no process stays here; needs --executor slurm.",
+    help="Run the search in a SLURM job too, so that no process stays here; needs --executor slurm.",
 )
 @click.option(
     "--detach-slurm",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Option of the jobs of --detach; default: time=60, cpus=1, mem=4G, and partition, account and qos of --slurm.",
+    help="Option of the job of --detach; default: time=60, cpus=1, mem=4G, and partition, account and qos of --slurm.",
 )
 @click.option(
     "--container",
@@ -166,15 +159,13 @@ def command(context: click.Context, /, env_name: str | None, out: Output, **chos
     Press Ctrl-C once to stop after the current rounds, twice to stop now. Continue with --resume.
     """
     from autoqec.cli import run_command
-    from autoqec.extensions.slurm import orchestrator_job
+    from autoqec.extensions.slurm import detached
     from autoqec.launch.options import parse_run_options
 
     explicit = {name for name in chosen if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
-
-    number = orchestrator_job.position(str(chosen["resume"]))
-    if number is not None:
+    if detached.is_own_job(chosen["resume"]):
         code = run_command.continue_detached(
-            chosen["resume"], number, lambda: parse_run_options(env_name, explicit, **chosen), out
+            chosen["resume"], lambda: parse_run_options(env_name, explicit, **chosen), out
         )
         raise click.exceptions.Exit(code)
     run_options = parse_run_options(env_name, explicit, **chosen)

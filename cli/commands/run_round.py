@@ -66,10 +66,8 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     """
     from autoqec.contracts.round import RunnerConfig
     from autoqec.orchestrator.rounds import require_sandbox
-    from autoqec.orchestrator.run_checks import check_recorded
     from autoqec.reporting.terminal import LiveView, console
     from autoqec.runner.runner import run_round
-    from autoqec.runner.shot_source import provide_shots
     from autoqec.store.files import load_env, load_yaml, read_text
 
     _check_options(chosen)
@@ -97,9 +95,9 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
         require_sandbox(code_cwd / layout.EDITABLE_MODULES)
     runner_config = RunnerConfig.read(spec, location="run-round")
     with LiveView(console(err=True), quiet=out.quiet) as view:
-        if (recorded := check_recorded(env, env_file.parent, view)) is not None:
+        if (shots := env.code.check_start(env, env_file.parent, view)) is not None:
             round_dir.parent.mkdir(parents=True, exist_ok=True)
-            provide_shots(recorded, env, Path(os.path.abspath(round_dir)))
+            shots.provide(Path(os.path.abspath(round_dir)), view)
         metrics = run_round(runner_config, on_event=view)
     out.emit(metrics.dump())
     if metrics.status != "ok":

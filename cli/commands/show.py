@@ -32,15 +32,15 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
     if graph or dot:
         _graph(locate.run_layout(run), dot, out)
         return
-    from autoqec.extensions.slurm import job_chain
+    from autoqec.extensions.slurm import detached
     from autoqec.reporting import run_report
     from autoqec.reporting.summary import print_summary
     from autoqec.reporting.terminal import console
 
     view = run_report.load(locate.run_layout(run))
     print_summary(console(err=out.json), view)
-    if (chain := job_chain.describe_chain(view.layout)) is not None:
-        out.say(chain)
+    if (job := detached.describe(view.layout)) is not None:
+        out.say(job)
     out.emit(view.dump())
 
 

@@ -46,11 +46,11 @@ def command(round_dir: Path, replay: bool, recorded: Path | None, out: Output) -
 
 def _move(round_dir: Path, recorded: Path, out: Output) -> None:
     from autoqec.cli.progress import broadcast
-    from autoqec.orchestrator.recorded_place import move_place
+    from autoqec.orchestrator.verify_round import note_moved_shots
     from autoqec.reporting.terminal import LiveView, console
 
     with LiveView(console(err=True), quiet=out.quiet) as view:
-        move_place(locate.parse_round_dir(round_dir)[0], recorded, broadcast(view, out))
+        note_moved_shots(locate.parse_round_dir(round_dir)[0], recorded, broadcast(view, out))
 
 
 def _replay(round_dir: Path, out: Output) -> None:

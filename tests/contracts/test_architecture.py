@@ -91,7 +91,7 @@ def test_only_system_starts_processes() -> None:
     # child starts the supervisor, which starts the sandbox helper; git/command starts git
     modules = ("process/child", "process/supervise", "sandbox/confine", "git/command")
     allowed = {f"autoqec/system/{name}.py" for name in modules}
-    allowed.add("autoqec/extensions/slurm/programs.py")
+    allowed.add("autoqec/extensions/slurm/commands.py")
     # training over several processes spawns them inside the round's sandbox and passes them descriptors
     allowed |= {f"autoqec/extensions/training_loops/{name}.py" for name in ("process_group", "shared_memory")}
     found = set()

@@ -118,7 +118,7 @@ def test_every_command_and_option_in_a_recipe_exists(path: Path) -> None:
         assert words[0] in NAMES, line
         command = group.get_command(click.Context(group), words[0])
         assert command is not None
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {option for parameter in command.get_params(click.Context(command)) for option in parameter.opts}
         for word in words[1:]:
             assert not word.startswith("-") or word.partition("=")[0] in known, line
 

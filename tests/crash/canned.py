@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run_round(config: RunnerConfig, *, on_event: Any = None) -> RoundMetrics:
-    from autoqec.runner.pointer import write_round_pointer
+    from autoqec.runner.provenance import write_round_pointer
 
     layout = RoundLayout(Path(config.round_dir), config.round_idx)
     atomic.make_dir(layout.dir)

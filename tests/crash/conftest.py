@@ -11,7 +11,7 @@ import pytest
 from autoqec.cli.workspace import make_workspace
 from tests.crash.starts import ENV, NOT_A_COPY, start
 from tests.crash.sweep import Zygote, has_compiler, zygote
-from tests.support.clusters import KEY, Cluster, fake_slurm, slurm, slurm_unavailable_reason, started_jobs
+from tests.support.clusters import KEY, Cluster, cancel_waiting, fake_slurm, slurm, slurm_unavailable_reason
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +56,8 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """The fake commands alone, for states that real SLURM cannot be forced into."""
     found = fake_slurm(tmp_path / "fake")
-    with started_jobs(found):
-        yield _used(found, monkeypatch)
+    yield _used(found, monkeypatch)
+    cancel_waiting(found)
 
 
 def _used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:

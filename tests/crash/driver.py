@@ -24,6 +24,7 @@ from autoqec.errors import AutoqecError
 from autoqec.extensions.slurm import submission as slurm
 from autoqec.extensions.slurm.container import open_image
 from autoqec.extensions.slurm.executor import SlurmExecutor
+from autoqec.extensions.slurm.jobs import Polling
 from autoqec.ideators import coder, space, tpe
 from autoqec.ideators.analyst import analyse
 from autoqec.ideators.search_state import ABORTED_STATUSES
@@ -106,7 +107,7 @@ def cluster(cases: set[str], slots: int) -> SlurmExecutor | None:
     options = {"mem": "1G", **slurm.parse_options(named)}
     images = [open_image(Path(case.removeprefix("container="))) for case in cases if case.startswith("container=")]
     image = images[0] if images else None
-    return SlurmExecutor(slots, options, image=image, poll_files_s=0.05, poll_slurm_s=0.3, file_lag_s=1)
+    return SlurmExecutor(slots, options, image=image, polling=Polling(0.05, 0.3, 1.0))
 
 
 def main(

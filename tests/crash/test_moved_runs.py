@@ -16,7 +16,7 @@ from autoqec.cli.autoqec import group
 from autoqec.cli.workspace import make_workspace
 from autoqec.errors import AutoqecError, InfrastructureError, ManualInterventionRequired, UsageError
 from autoqec.orchestrator import run_directory
-from autoqec.orchestrator.executors.local import SerialExecutor
+from autoqec.orchestrator.executors import SerialExecutor
 from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile

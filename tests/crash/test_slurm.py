@@ -17,14 +17,15 @@ import pytest
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.job import JobOrder
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
-from autoqec.extensions.slurm import submission as slurm_commands
+from autoqec.extensions.slurm.commands import NODE_SCRATCH
+from autoqec.extensions.slurm.job import claiming_job_id
 from autoqec.orchestrator import failpoint, gc
 from autoqec.orchestrator.archive import publish_secret
 from autoqec.orchestrator.recovery.apply import reconcile
-from autoqec.runner.job import claiming_job_id, read_order
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.round_files import read_contract
@@ -77,6 +78,12 @@ def layout_of(workspace: Path) -> tuple[RunLayout, RoundLayout]:
     return layout, layout.round(2)
 
 
+def submitted_as(layout: RoundLayout) -> str | None:
+    """Return the id of the job that the order of a round names."""
+    order = read_contract(layout.job, JobOrder)
+    return None if order is None else order.job_id
+
+
 def last(before: Before) -> HistoryRow:
     """Check the invariants and return the second and last row."""
     (run_id,) = run_ids(before.workspace)
@@ -90,7 +97,7 @@ def test_job_survives_the_process_that_submitted_it(workspace: Path, cluster: Cl
     before, known = Before.of(workspace), cluster.jobs()
     going = RunningProcess(workspace)
     number = going.until_at_work()
-    going.until(lambda: read_order(going.layout.round(2)).job_id == number)  # type: ignore[union-attr]
+    going.until(lambda: submitted_as(going.layout.round(2)) == number)
     workers = cluster.workers(number)
     assert workers
     for worker in workers:  # a child between fork and exec still has the command line of the worker
@@ -297,9 +304,11 @@ def test_jobs_run_in_the_container_and_record_its_digest(
     assert manifest is not None and manifest.container == sha256_bytes(b"an image")
     measured, verified = program.with_name("apptainer.calls").read_text().splitlines()
     for call in (measured, verified):
-        assert call.startswith(f"exec --bind {workspace}") and f"{image} python3 -P -s -u -m autoqec.system" in call
+        assert (
+            call.startswith(f"exec --bind {workspace}") and f"{image} python3 -P -s -u -m submitit.core._submit" in call
+        )
     script = next(round_layout.job_dir.glob("*.sh")).read_text()
-    assert "PYTHONPATH" not in script and slurm_commands.NODE_SCRATCH in script
+    assert "PYTHONPATH" not in script and NODE_SCRATCH in script
 
 
 def test_refusal_by_slurm_is_quoted(workspace: Path, cluster: Cluster) -> None:
@@ -403,8 +412,8 @@ def test_job_with_a_cancelled_order_does_nothing(workspace: Path, fake: Cluster)
     fake.change(hold=True)
     before, going = Before.of(workspace), RunningProcess(workspace)
     layout, round_layout = layout_of(workspace)
-    going.until(lambda: round_layout.job.exists() and read_order(round_layout).job_id)  # type: ignore[union-attr]
-    number = str(read_order(round_layout).job_id)  # type: ignore[union-attr]
+    going.until(lambda: submitted_as(round_layout))
+    number = str(submitted_as(round_layout))
     going.kill()
     (worktree,) = (workspace / ".worktrees").iterdir()
     shutil.rmtree(worktree)

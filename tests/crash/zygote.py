@@ -79,7 +79,7 @@ def _start(order: dict[str, Any], block: mmap.mmap) -> int:
 def main(control: str) -> None:
     import autoqec.ideators.analyst
     import autoqec.qec.stats
-    import autoqec.runner.pointer  # noqa: F401  so that no fork imports it
+    import autoqec.runner.provenance  # noqa: F401  so that no fork imports it
 
     canned.install()
     with open(control, "r+b") as stream:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from autoqec.extensions.board.circuits import load_circuits
-from autoqec.extensions.board.page import page
+from autoqec.extensions.board.export import page
 from autoqec.extensions.board.results import cells
 from autoqec.store.layout import PACKAGED_BOARD
 from tests.support.browser import NAMES, Browser, find_browser

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoqec.extensions.continual.environments.math_qa import MathQAEnv
-from autoqec.extensions.continual.environments.mcq import MCQEnv
-from autoqec.extensions.continual.environments.qa import QAEnv
+from autoqec.extensions.continual.environments.qa import MathQAEnv, MCQEnv, QAEnv
 from tests.suites import environment_suite
 
 CASES = {

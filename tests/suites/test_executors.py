@@ -11,7 +11,8 @@ from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.events import Event, RoundEvent, ignore
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.extensions.slurm.executor import SlurmExecutor
-from autoqec.orchestrator.executors.local import Executor, ParallelExecutor, SerialExecutor
+from autoqec.extensions.slurm.jobs import Polling
+from autoqec.orchestrator.executors import Executor, ParallelExecutor, SerialExecutor
 from autoqec.orchestrator.loop import Roles, Run, start_run
 from autoqec.orchestrator.rounds import finish_round, runner_config, start_round
 from autoqec.store.layout import RoundLayout
@@ -29,28 +30,16 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-ON_SLURM = [pytest.param(name, marks=pytest.mark.slurm) for name in ("slurm", "slurm, shared")]
-
-
-@pytest.fixture(params=["serial", "parallel", "stand-in", "stand-in, shared", *ON_SLURM])
+@pytest.fixture(params=["serial", "parallel", "stand-in", pytest.param("slurm", marks=pytest.mark.slurm)])
 def executor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Executor:
     if request.param == "serial":
         return SerialExecutor()
     if request.param == "parallel":
         return ParallelExecutor(2)
-    cluster: Cluster = request.getfixturevalue("real") if "slurm" in request.param else fake_slurm(tmp_path / "fake")
+    cluster: Cluster = request.getfixturevalue("real") if request.param == "slurm" else fake_slurm(tmp_path / "fake")
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
-    below_s, seconds = (600.0, 200.0) if "shared" in request.param else (0.0, None)
-    return SlurmExecutor(
-        2,
-        {"mem": "1G"},
-        batch_below_s=below_s,
-        predict_s=lambda: seconds,
-        poll_files_s=0.05,
-        poll_slurm_s=0.3,
-        file_lag_s=1,
-    )
+    return SlurmExecutor(2, {"mem": "1G"}, polling=Polling(0.05, 0.3, 1.0))
 
 
 def run_of(workspace: Path, *cases: str) -> Run:
@@ -69,7 +58,7 @@ def test_round_is_measured_and_verified(executor: Executor, tmp_path: Path) -> N
     with run_of(tmp_path / "workspace") as run:
         started = start_round(run, ignore)
         metrics = executor.submit(runner_config(run, started), events.append).result()
-        assert metrics.status == "ok" and metrics.delta_ler is not None
+        assert metrics is not None and metrics.status == "ok" and metrics.delta_ler is not None
         row = finish_round(run, started, metrics, events.append, executor.verify)
         place = run.layout.round(1)
         report = read_contract(place.report_json, VerifyReport)
@@ -88,7 +77,7 @@ def test_failed_rounds_are_metrics_and_results_may_be_asked_for_in_any_order(
         futures = [executor.submit(runner_config(run, each), ignore) for each in started]
         for number in (2, 1):
             metrics = futures[number - 1].result()
-            assert metrics.status == "compile_error" and metrics.status_reason
+            assert metrics is not None and metrics.status == "compile_error" and metrics.status_reason
             layout = run.layout.round(number)
             assert metrics.measurement_started_at and layout.metrics.exists() and layout.pointer.exists()
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -73,13 +72,6 @@ class Cluster:
         """Kill a job of the fake as its node or a preemption would; with the state PENDING it is requeued."""
         subprocess.run([sys.executable, STANDIN, "lose", number, state], env=os.environ | self.env, check=True)
 
-    def put(self, number: str, **more: Any) -> None:
-        """Change what the fake knows about a job, which keeps running."""
-        assert self.conf is not None
-        path = self.conf.parent / f"job_{number}" / "job.json"
-        path.with_suffix(".put").write_text(json.dumps({**json.loads(path.read_text()), **more}))
-        path.with_suffix(".put").rename(path)
-
     def kill_workers(self, number: str) -> None:
         """Kill the process of the job, as a failing node would."""
         for pid in self.workers(number):
@@ -98,38 +90,20 @@ def fake_slurm(directory: Path, **conf: Any) -> Cluster:
     return Cluster(env, state / "slurm.conf")
 
 
-@contextmanager
-def started_jobs(cluster: Cluster) -> Iterator[None]:
-    """Start the jobs of the fake that were submitted by a supervised process, for the duration of the context."""
-    assert cluster.conf is not None
-    place, ended = cluster.conf.parent, threading.Event()
-
-    def start_jobs() -> None:
-        while not ended.wait(0.1):
-            for marker in place.glob("job_*/to_start"):
-                marker.unlink()
-                number = marker.parent.name.removeprefix("job_")
-                subprocess.run([sys.executable, STANDIN, "start", number], env=os.environ | cluster.env, check=True)
-
-    thread = threading.Thread(target=start_jobs, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        cluster.change(down=False, forgets=False)
-        for number, state in cluster.jobs().items():
-            if state == "PENDING":  # or its process would wait for ever
-                cluster.ask("scancel", number)
-
-
 def slurm_unavailable_reason() -> str | None:
     """Return why SLURM cannot be started on this machine, or None."""
     missing = [name for name in (*DAEMONS, *COMMANDS) if shutil.which(name, path=_path()) is None]
     if missing:
         return f"{', '.join(missing)} not installed: apt-get install slurm-wlm munge"
     return None if os.geteuid() == 0 else "SLURM's daemons cannot be started; install: run the tests as root"
+
+
+def cancel_waiting(cluster: Cluster) -> None:
+    """Cancel the jobs of the fake that wait, or their processes would wait for ever."""
+    cluster.change(down=False, forgets=False)
+    for number, state in cluster.jobs().items():
+        if state == "PENDING":
+            cluster.ask("scancel", number)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from autoqec.contracts.env import (
     SeedPolicy,
     StimGeneratorCode,
 )
-from autoqec.contracts.recorded import RecordedShotsCode
+from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.qec.problem import Problem
 
 BANDS = SeedPolicy(train=(0, 999_999), val=(1_000_000, 1_999_999), holdout=(2_000_000, 2_999_999))

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.round import RoundMetrics, RunnerConfig, utc_now
-from autoqec.runner import job
+from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.extensions.slurm import job
 from tests.crash import canned
-from tests.support import rounds
-
-MEASURED_S = 200.0
 
 
 def blocker(run_dir: Path, number: int) -> Path:
@@ -22,13 +17,10 @@ def blocker(run_dir: Path, number: int) -> Path:
     return run_dir / f"block_{number}"
 
 
-def work_rounds(*arguments: Any) -> None:
-    """Stand for `runner.job.work_rounds` in the process that submits; called in the job."""
+def measure_round(*arguments: Any) -> None:
+    """Stand for the function of the job in the process that submits; called in the job."""
     job.runner.run_round = run_round
-    finished = utc_now()
-    times = {"measurement_started_at": finished - timedelta(seconds=MEASURED_S), "measurement_finished_at": finished}
-    rounds.metrics = partial(rounds.metrics, **times)
-    job.work_rounds(*arguments)
+    job.measure_round(*arguments)
 
 
 def run_round(config: RunnerConfig, *, is_cancelled: Callable[[], bool], on_event: Any = None) -> RoundMetrics:

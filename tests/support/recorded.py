@@ -13,12 +13,12 @@ import yaml
 
 from autoqec.cli.env_defaults import SEED_BANDS
 from autoqec.contracts.env import ESTIMATED, EnvSpec
-from autoqec.contracts.recorded import RecordedBlock
-from autoqec.extensions.recorded.env import preflight, write_models
+from autoqec.extensions.recorded.code import RecordedBlock
+from autoqec.extensions.recorded.env import write_models
+from autoqec.extensions.recorded.shot_source import check_start
 from autoqec.extensions.recorded.shots import RecordedShots
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, sample
-from autoqec.runner.shot_source import provide_shots
 from autoqec.store.files import dump_config, load_env
 from tests.support.envs import problem
 
@@ -134,7 +134,7 @@ def provided(env_file: Path, round_dir: Path) -> EnvSpec:
     """Return the env after a run's start has provided its shots to rounds beside `round_dir`."""
     env, _ = load_env(env_file)
     round_dir.mkdir(parents=True, exist_ok=True)
-    provide_shots(preflight(env, (env_file.parent / "data").resolve()), env, round_dir)
+    check_start(env, env_file.parent).provide(round_dir)
     return env
 
 

@@ -23,9 +23,8 @@ from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.board import decoders as board_decoders
-from autoqec.extensions.board.circuits import load_circuit, load_circuits
+from autoqec.extensions.board.circuits import Model, load_circuit, load_circuits
 from autoqec.extensions.board.contracts import BoardDecoder
-from autoqec.extensions.board.shots import Model
 from autoqec.models import load_models, model_env, model_path, model_report, unpack_archive, verify_model
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample, unpack

@@ -13,8 +13,7 @@ import stim
 
 from autoqec.contracts.env import CORRELATED, BpSettings
 from autoqec.errors import UsageError
-from autoqec.extensions.board.circuits import dem_problem
-from autoqec.extensions.board.shots import BLOCK_SHOTS, TRAINING_BLOCKS, TRAINING_SEED, Model
+from autoqec.extensions.board.circuits import BLOCK_SHOTS, TRAINING_BLOCKS, TRAINING_SEED, Model, dem_problem
 from autoqec.extensions.recorded.estimation import estimate_dem
 from autoqec.qec.bp import MIN_CHANNEL_PROB, PostProcessing, make_ldpc
 from autoqec.qec.external_decoders import without_separators

@@ -15,8 +15,7 @@ from autoqec.extensions.board.circuits import load_circuits
 from autoqec.extensions.board.contracts import BoardJobResult, BoardOrder
 from autoqec.extensions.board.decoders import load_decoders, unavailable
 from autoqec.extensions.board.measure import Plan, measure_cells
-from autoqec.extensions.slurm import job as slurm_job
-from autoqec.extensions.slurm import submission as slurm
+from autoqec.extensions.slurm.job import is_time_limit
 from autoqec.store import atomic
 from autoqec.store.layout import BoardLayout
 from autoqec.store.round_files import read_contract
@@ -60,10 +59,13 @@ def work(directory: str, name: str, index: int) -> None:
     try:
         os.chdir(order.directory)  # where the modules of added decoders are found
         _measure(board, order, index)
-    except slurm_job.JobEndingError:
-        error = f"time limit of {slurm.minutes(order.options['time'])} minutes reached"
-    except (AutoqecError, OSError) as failure:
-        error = str(failure)
+    except Exception as failure:
+        if is_time_limit(failure):
+            error = f"time limit, --slurm time={order.options['time']}, reached"
+        elif isinstance(failure, AutoqecError | OSError):
+            error = str(failure)
+        else:
+            raise
     if board.job(name).order.exists():
         atomic.write_json(board.job(name).result(index), BoardJobResult(error=error).dump())
 

@@ -17,11 +17,10 @@ import numpy as np
 from autoqec.errors import UsageError
 from autoqec.extensions.board import decoders as board_decoders
 from autoqec.extensions.board.builtin import matching
-from autoqec.extensions.board.circuits import load_circuit
+from autoqec.extensions.board.circuits import BLOCK_SHOTS, PART_SHOTS, PARTS, Model, load_circuit
 from autoqec.extensions.board.contracts import BoardCircuit, BoardDecoder, BoardMeasurement, MeasurementStatus
-from autoqec.extensions.board.process import DecoderCancelledError, DecoderFailedError, DecoderProcess, decoder_process
+from autoqec.extensions.board.decoders import DecoderCancelledError, DecoderFailedError, DecoderProcess, decoder_process
 from autoqec.extensions.board.results import append_measurement, blocks, read_measurements
-from autoqec.extensions.board.shots import BLOCK_SHOTS, PART_SHOTS, PARTS, Model
 from autoqec.installation import PACKAGE_DIR
 from autoqec.qec.sampling import Shots, unpack
 from autoqec.qec.stats import count_pairs, error_mask

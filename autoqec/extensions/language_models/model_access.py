@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
@@ -15,7 +14,7 @@ from autoqec.errors import UsageError
 from autoqec.extensions.language_models.clients import environment
 from autoqec.extensions.language_models.clients.config import ROLE_FIELDS
 from autoqec.extensions.language_models.clients.environment import SECRET_ENV_VARS
-from autoqec.extensions.slurm import programs as slurm_commands
+from autoqec.extensions.slurm.commands import has_only_this_machine
 
 _ROLE_VARIABLE = re.compile(rf"AUTOQEC_[A-Z_]+_({'|'.join(ROLE_FIELDS).upper()})")
 _KEY_VARIABLE = re.compile(r"AUTOQEC_[A-Z_]+_API_KEY_ENV")  # names the variable of a key
@@ -40,9 +39,9 @@ def require_reachable(settings: RunSettings, job_options: Mapping[str, str]) -> 
         own = f"AUTOQEC_{role.upper()}_BASE_URL"
         variable = own if model.base_url else _ENDPOINT_VARIABLES.get(model.backend, own)
         url = model.base_url or (os.environ.get(variable, "") if variable != own else "")
-        if _is_loopback(url) and not _has_only_this_machine(job_options.get("partition")):
+        if _is_loopback(url) and not has_only_this_machine(job_options.get("partition")):
             host = urlsplit(url).hostname
-            message = f"{host} is an address of this machine only, and the jobs of a detached run are on others"
+            message = f"{host} is an address of this machine only, and the job of a detached run is on another"
             hint = f"{variable}={_from_other_machines(url)} if the endpoint listens there (on a resume with --model), "
             hint += "or start with --no-detach"
             raise UsageError(message, location=f"endpoint of the {role}", hint=hint)
@@ -64,13 +63,3 @@ def _from_other_machines(url: str) -> str:
     except ValueError as error:
         raise UsageError(str(error), location=f"address of {parts.hostname}", hint="http://HOST:PORT") from error
     return parts._replace(netloc=f"{socket.gethostname()}{port}").geturl()
-
-
-def _has_only_this_machine(partition: str | None) -> bool:
-    """Return whether SLURM has no other node than this machine, in the partition if one is named."""
-    if shutil.which("sinfo") is None:
-        return False
-    where = [] if partition is None else [f"--partition={partition}"]
-    status, output = slurm_commands.run_command("sinfo", "--noheader", "--Node", "--format=%n", *where)
-    nodes = {name.partition(".")[0] for name in output.split()}
-    return status == 0 and nodes == {socket.gethostname().partition(".")[0]}

@@ -10,7 +10,7 @@ import numpy as np
 import stim
 from scipy.optimize import linear_sum_assignment
 
-from autoqec.contracts.recorded import RecordedBlock
+from autoqec.extensions.recorded.code import RecordedBlock
 from autoqec.extensions.recorded.shots import CHUNK, SILENT, Progress, RecordedShots, concatenated
 from autoqec.qec import backends, shotfiles
 from autoqec.qec.diagnosis import Diagnosis, diagnose_events, layers

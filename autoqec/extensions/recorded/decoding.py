@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from autoqec.contracts.env import PREDICTED, PREDICTED_DECODER
-from autoqec.contracts.recorded import RecordedBlock
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded.block_comparison import BlockCounts, BlockEffect
+from autoqec.extensions.recorded.code import RecordedBlock
 from autoqec.extensions.recorded.shots import CHUNK, SILENT, SKIPPING, Progress, RecordedShots, Span
 from autoqec.qec.backends import Backend
 from autoqec.qec.stats import error_mask

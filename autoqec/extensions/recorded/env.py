@@ -8,9 +8,9 @@ from typing import Any
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded.check import BlockCheck, check_blocks
+from autoqec.extensions.recorded.code import AGAIN, RecordedManifest, RecordedShotsCode
 from autoqec.extensions.recorded.decoding import check_predictions
 from autoqec.extensions.recorded.estimation import estimate_dem
 from autoqec.extensions.recorded.layout import check_files
@@ -18,7 +18,7 @@ from autoqec.extensions.recorded.shots import CHUNK, SILENT, Progress, RecordedS
 from autoqec.extensions.recorded.split import Split
 from autoqec.qec.problem import Problem
 from autoqec.store import atomic
-from autoqec.store.files import load_yaml
+from autoqec.store.files import load_yaml, read_text
 
 PART_BLOCKS = 20  # test blocks per candidate, by default
 
@@ -78,6 +78,40 @@ def write_models(
     return code
 
 
+def read_models(code: RecordedShotsCode, text: str, env_dir: Path) -> tuple[RecordedManifest, str, str]:
+    """Read a manifest and the models that it names.
+
+    Args:
+        code: The code of an env in `env_dir`.
+        text: The content of its manifest.
+        env_dir: The directory that its path starts from.
+
+    Returns:
+        The manifest, and the texts of the given and of the estimated model.
+
+    Raises:
+        UsageError: A model cannot be read, or is not the one that the manifest names.
+        ContractError: The manifest is invalid.
+    """
+    path = env_dir / code.path
+    location = str(path)
+    manifest = RecordedManifest.read(load_yaml(text, location=location), location=location)
+    again = f"restore the file, or {AGAIN}"
+    if manifest.estimated is None:
+        raise UsageError("names no estimated model", location=location, hint=again)
+    known = {file.path: file.sha256 for file in manifest.files}
+    models = (
+        (path.parent / manifest.directory / manifest.layout.model, known.get(manifest.layout.model)),
+        (path.parent / manifest.estimated, manifest.estimated_sha256),
+    )
+    texts = []
+    for file, sha256 in models:
+        texts.append(read_text(file, what="model", hint=again))
+        if sha256_bytes(texts[-1].encode()) != sha256:
+            raise UsageError("is not the model of the manifest", location=str(file), hint=again)
+    return manifest, texts[0], texts[1]
+
+
 def manifest_path_of(env_file: Path) -> Path:
     """Return the path of the manifest of recorded shots beside an env file."""
     return env_file.with_name(f"{env_file.stem}.recorded.json")
@@ -85,10 +119,7 @@ def manifest_path_of(env_file: Path) -> Path:
 
 def read_manifest(path: Path) -> RecordedManifest:
     """Read a manifest; UsageError or ContractError if it cannot be read."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot be read: {error}", location=str(path), hint="check the path") from error
+    text = read_text(path, what="manifest", hint="check the path")
     return RecordedManifest.read(load_yaml(text, location=str(path)), location=str(path))
 
 
@@ -128,11 +159,10 @@ def open_checked(env: EnvSpec, directory: Path, hint: str | None = None, progres
     Raises:
         UsageError: A file is missing or has changed.
     """
-    code = env.recorded
-    assert code is not None and code.manifest is not None
-    check_files(directory, code.manifest.layout)
-    recorded = RecordedShots(directory, code.manifest.layout, Problem.from_env(env).source)
-    check_hashes(recorded, code.manifest, hint or f"restore the file, or {_again(code.path)}", progress)
+    manifest = RecordedShotsCode.of(env).files
+    check_files(directory, manifest.layout)
+    recorded = RecordedShots(directory, manifest.layout, Problem.from_env(env).source)
+    check_hashes(recorded, manifest, hint or f"restore the file, or {AGAIN}", progress)
     return recorded
 
 
@@ -144,22 +174,19 @@ def preflight(env: EnvSpec, directory: Path, progress: Progress = SILENT) -> Rec
     Raises:
         UsageError: A check failed; a mismatch with the model is named.
     """
-    code = env.recorded
-    assert code is not None and code.manifest is not None
+    code = RecordedShotsCode.of(env)
     visible = Split.of(code, f"env `{env.name}`, field `code`").validation[1]
     recorded = open_checked(env, directory, progress=progress)
-    limits = _visible_shots(code.manifest.shots, visible)
+    limits = _visible_shots(code.files.shots, visible)
     checks = check_blocks(recorded, Problem.from_env(env).given, limits=limits, progress=progress)
     require_fit(checks, directory)
     found = tuple(0 if check.counts is None else check.counts.shots for check in checks)
-    expected = tuple(
-        count if limit is None else limit for count, limit in zip(code.manifest.shots, limits, strict=False)
-    )
+    expected = tuple(count if limit is None else limit for count, limit in zip(code.files.shots, limits, strict=False))
     if found != expected:
         message = f"the visible blocks hold {found} shots, the manifest counts {expected}"
-        raise UsageError(message, location=str(directory), hint=_again(code.path))
+        raise UsageError(message, location=str(directory), hint=AGAIN)
     # Predictions of sealed shots are counted, not scored. Those that are no baseline may be damaged, as in older envs.
-    check_predictions(recorded, code.manifest.shots, env.predicted_by, progress)
+    check_predictions(recorded, code.files.shots, env.predicted_by, progress)
     return recorded
 
 
@@ -183,7 +210,3 @@ def require_fit(checks: list[BlockCheck], directory: Path) -> None:
             location=str(directory),
             hint=f"correct the files or the circuit, then run `autoqec check-data {directory}`",
         )
-
-
-def _again(manifest_name: str) -> str:
-    return f"create {manifest_name} again with `autoqec add-env --recorded --force`"

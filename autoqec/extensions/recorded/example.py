@@ -16,7 +16,7 @@ import numpy as np
 import stim
 import yaml
 
-from autoqec.contracts.recorded import RecordedShotsCode
+from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.extensions.recorded.env import model_code, write_models
 from autoqec.extensions.recorded.shots import RecordedShots
 from autoqec.qec.problem import Problem

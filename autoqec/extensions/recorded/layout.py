@@ -12,8 +12,8 @@ import stim
 from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error
-from autoqec.contracts.recorded import RecordedBlock, RecordedLayout
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded.code import RecordedBlock, RecordedLayout
 from autoqec.qec.codes import Source
 from autoqec.store.files import load_yaml
 

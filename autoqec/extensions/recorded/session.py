@@ -20,7 +20,6 @@ from pathlib import Path
 
 from autoqec.contracts.env import CORRELATED, PREDICTED, EnvSpec
 from autoqec.contracts.events import EffectProgress, OnEvent
-from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.contracts.verdict import (
     BaselineResult,
     Guard,
@@ -33,6 +32,7 @@ from autoqec.contracts.verdict import (
 )
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded.block_comparison import BlockCounts
+from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.extensions.recorded.decoding import PredictedSpan
 from autoqec.extensions.recorded.env import open_checked
 from autoqec.extensions.recorded.shots import SILENT, Progress, RecordedShots, Span
@@ -94,13 +94,11 @@ class RecordedSession(VerificationSession):
     """
 
     def __init__(self, request: VerifyRequest, frozen: FrozenArtifact, on_event: OnEvent) -> None:
-        code = request.env.recorded
-        assert code is not None and code.manifest is not None
         reason = "sealed shots are not spent on a comparison with the parents" if request.parents else None
         request = replace(request, parents=(), no_comparison_reason=reason or request.no_comparison_reason)
         super().__init__(request, frozen, on_event)
-        self.code: RecordedShotsCode = code
-        self.split = Split.of(code)
+        self.code = RecordedShotsCode.of(self.env)
+        self.split = Split.of(self.code)
         self.span = self.split.part(request.attempt_index)
         self.counts: dict[str, BlockCounts] = {}
         if self.code.priors == "estimated":
@@ -110,16 +108,17 @@ class RecordedSession(VerificationSession):
             progress = Progress(on_event)
             opened = open_checked(self.env, _directory(request.round.dir), progress=progress)
             others = self.env.predicted_by
-            self._predicted = PredictedSpan(opened, code.manifest.shots, self.span, others, progress)
+            counts = self.code.files.shots
+            self._predicted = PredictedSpan(opened, counts, self.span, others, progress)
             self.shot_stream = SealedStream(
                 request.secret,
                 frozen.sha256,
                 self.env.seed_policy.holdout,
                 request.shot_cache,
                 recorded=opened,
-                counts=code.manifest.shots,
+                counts=counts,
                 span=self.span,
-                block_shots=code.block_shots,
+                block_shots=self.code.block_shots,
                 part_shots=PART_SHOTS,
                 progress=progress,
             )
@@ -188,10 +187,9 @@ class RecordedSession(VerificationSession):
         evidence.decoder_us = 1e6 * (evaluation.decoder_cpu_s - before_s) / shots
         evidence.correlated_us = 1e6 * self.baselines.cpu_s[CORRELATED] / shots
         evidence.guards.append(guards.canary(*evaluation.canary()))
-        files = len(self.code.manifest.files) if self.code.manifest else 0
         spent = evidence.recorded
         message = (
-            f"{files} files have the hashes of the run's env; blocks {spent.first_block} to "
+            f"{len(self.code.files.files)} files have the hashes of the run's env; blocks {spent.first_block} to "
             f"{spent.first_block + spent.blocks - 1} of {self.code.block_shots} shots, which no earlier candidate saw"
         )
         evidence.guards.append(Guard(name="recorded_files", passed=True, evidence=message))

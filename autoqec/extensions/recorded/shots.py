@@ -13,8 +13,8 @@ import numpy as np
 import stim
 
 from autoqec.contracts.events import OnEvent, ShotsRead, ignore
-from autoqec.contracts.recorded import RecordedBlock, RecordedFile, RecordedLayout
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded.code import RecordedBlock, RecordedFile, RecordedLayout
 from autoqec.extensions.recorded.layout import PLAIN_LAYOUT, check_ideal, find_layout, read_model
 from autoqec.qec import shotfiles
 from autoqec.qec.codes import Source

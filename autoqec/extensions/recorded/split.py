@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from autoqec.contracts.recorded import RecordedManifest, RecordedShotsCode
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.extensions.recorded.shots import CHUNK, SILENT, Progress, RecordedShots, Span
 from autoqec.qec.sampling import Shots, pack, unpack
 from autoqec.store import atomic
@@ -41,7 +41,7 @@ class Split:
         Raises:
             UsageError: There are too few shots, or the estimated model was made from more than the training blocks.
         """
-        manifest = _manifest(code)
+        manifest = code.files
         total = sum(manifest.shots) // code.block_shots
         train, validation = int(total * code.train), int(total * code.validation)
         part = (total - train - validation) // code.candidates
@@ -84,7 +84,7 @@ def write_visible(
     recorded: RecordedShots, code: RecordedShotsCode, directory: Path, progress: Progress = SILENT
 ) -> None:
     """Copy the training and validation shots into `directory`, the only recorded shots that a round can read."""
-    split, counts = Split.of(code), _manifest(code).shots
+    split, counts = Split.of(code), code.files.shots
     for name, span in zip(PARTS, (split.train, split.validation), strict=True):
         part = directory / name
         atomic.make_dir(part)
@@ -162,9 +162,3 @@ def _read_rows(path: Path, width: int, rows: np.ndarray) -> np.ndarray:
             content = os.pread(stream.fileno(), width, int(rows[index]) * width)
             result[index] = np.frombuffer(content, np.uint8)
     return result
-
-
-def _manifest(code: RecordedShotsCode) -> RecordedManifest:
-    if code.manifest is None:
-        raise UsageError("`code.manifest` is missing", location="env", hint="load the env from its env file")
-    return code.manifest

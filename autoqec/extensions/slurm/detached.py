@@ -1,244 +1,209 @@
-"""Detached runs: a run executes in short SLURM jobs, each of which continues what the last one left.
+"""Detached runs: one SLURM job executes `autoqec run --resume RUN`, and is queued again before its time ends.
 
-A job queues its successor when it begins, so that the chain survives a job that is killed, and cancels it when the run
-is finished. The successor waits for the end of the job, in any way, and resumes the run.
+The job is found by its name. detached.json marks the run from its start until it is finished or stopped.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
-from autoqec.contracts.events import OnEvent
 from autoqec.contracts.job import DetachedRun
-from autoqec.contracts.settings import RunSettings
-from autoqec.errors import AutoqecError, InfrastructureError, StorageError, UsageError
-from autoqec.extensions.slurm import job as slurm_job
-from autoqec.extensions.slurm import job_chain, orchestrator_job
-from autoqec.extensions.slurm import submission as slurm
-from autoqec.extensions.slurm.script import any_alive, is_cancelled
-from autoqec.launch.options import RunOptions
-from autoqec.launch.roles import build_roles
-from autoqec.launch.session import open_run
-from autoqec.orchestrator import loop
-from autoqec.orchestrator.run import RunContext
-from autoqec.store import run_control, run_log
-from autoqec.store.history import History
+from autoqec.contracts.round import utc_now
+from autoqec.errors import RunInterruptedError, UsageError
+from autoqec.extensions.slurm import submission
+from autoqec.extensions.slurm.commands import EXPORTED_VARIABLES, NODE_SCRATCH, run_command
+from autoqec.extensions.slurm.jobs import cancel
+from autoqec.installation import IMPORT_DIR
+from autoqec.orchestrator.loop import LoopResult
+from autoqec.qec.decoder_trust import trusted_functions
+from autoqec.store import atomic, run_control
 from autoqec.store.layout import RunLayout
-from autoqec.system import run_lock
+from autoqec.store.round_files import read_contract
+from autoqec.system import run_lock, sandbox
+from autoqec.system.process import child
 
-MAX_WITHOUT_PROGRESS = 5  # consecutive jobs that end early and finish no round; more would fail in the same way
+DEFAULTS = {"time": "60", "cpus": "1", "mem": "4G"}
+INHERITED = ("partition", "account", "qos")  # from --slurm; GPUs and nodes of the rounds are not needed
+WARNING_S = 120  # between the warning and the time limit, of jobs of four minutes and more
 LOCK_POLL_S = 5.0
-READ_TRIES = 12  # of run.json, LOCK_POLL_S apart
+_OWN_RUN = "AUTOQEC_DETACHED"  # in the job of a detached run: its id
+# `wait` returns early when the shell has caught a signal. SIGTERM, of `scancel`, also reaches the command itself.
+_SCRIPT = """#!/bin/bash
+{flags}
+{exports}
+{scratch}
+trap 'ending=yes; kill -TERM "$run"' USR1
+trap : TERM
+{command} & run=$!
+wait "$run"; status=$?
+while [ "$status" -gt 128 ] && kill -0 "$run" 2>/dev/null; do wait "$run"; status=$?; done
+if [ -n "$ending" ]; then
+  wait "$run"; status=$?
+  if [ "$status" -ge {interrupted} ]; then
+    scontrol requeue "$SLURM_JOB_ID" || sbatch --dependency="afterany:$SLURM_JOB_ID" {script}
+  fi
+fi
+exit "$status"
+"""
 
 
-def start(
-    options: RunOptions, on_event: OnEvent, on_open: Callable[[loop.Run], None], command_line: Sequence[str]
-) -> tuple[RunLayout, DetachedRun]:
-    """Start or resume a run without running rounds, and queue the first job of its chain.
-
-    Args:
-        options: What to run.
-        on_event: Receives the events of recovery.
-        on_open: Called with the opened run.
-        command_line: Recorded in run.json of a new run.
-
-    Returns:
-        The run and its chain.
-
-    Raises:
-        UsageError: The run cannot be started or resumed, is detached already, or SLURM refuses the job.
-    """
-
-    def roles(context: RunContext) -> loop.Roles:
-        return build_roles(options.choice, context, on_event, options.budget)[0]
-
-    with open_run(options, roles, on_event, command_line) as run:
-        on_open(run)
-        layout = run.layout
-        orchestrator_job.require_no_chain(layout)  # again: another start may have detached the run before it was held
-        last = run_control.last_chain(layout)
-        state = DetachedRun(number=1 if last is None else last.number + 2, began=datetime.now(UTC))
-        run_control.write_detached(layout, state)
-        try:
-            job_id = orchestrator_job.submit(layout, options.settings, state.number, state)
-        except BaseException as error:
-            run_control.end_detached(layout, state, f"its first job was not queued: {error}")
-            raise
-        # The job waits until the run is no longer held, so that nothing that it writes is overwritten.
-        state = state.model_copy(update={"job_id": job_id})
-        run_control.write_detached(layout, state)
-    return layout, state
+def is_own_job(run_id: str | None) -> bool:
+    """Return whether this process runs in the job of this detached run."""
+    return run_id is not None and os.environ.get(_OWN_RUN) == run_id
 
 
-def continue_run(layout: RunLayout, number: int, run_rounds: Callable[[datetime], loop.LoopResult]) -> None:
-    """Run rounds in a job of the chain; queue the next job, or end the chain.
+def start(layout: RunLayout, options: Mapping[str, str], exported: Iterable[str]) -> str:
+    """Queue the job of a run that this process does not hold, and return its id.
 
     Args:
         layout: The run.
-        number: Position of this job in the chain.
-        run_rounds: Runs the rounds; its argument is the start of the chain.
+        options: SLURM options of the job.
+        exported: Variables of this process that the job sees, besides those of every job. No file holds their values.
 
     Raises:
-        UsageError: The chain has ended.
-        InfrastructureError: Too many jobs ended early and finished no round.
+        UsageError: SLURM refuses, or does not answer.
     """
-    last = _unended_chain(layout, number)
-    successor_id = last.successor_id if number == last.number else None  # of a job that was requeued
-    state = DetachedRun(number=number, job_id=slurm_job.own_job_id(), successor_id=successor_id, began=last.began)
+    atomic.make_dir(layout.detached_logs)
+    script = layout.detached_logs / "job.sh"
+    names = [*EXPORTED_VARIABLES, sandbox.OPT_OUT_VARIABLE, *exported]
+    names = [name for name in dict.fromkeys(names) if name in os.environ]
+    atomic.write_bytes(script, _script(layout, options, names, script).encode())
+
+    def submit_once() -> list[str]:
+        status, output = run_command("sbatch", str(script), exported=names)
+        accepted = re.search(r"Submitted batch job (\d+)", output)
+        if status != 0 or accepted is None:
+            raise submission.submission_error(output, options)
+        return [accepted[1]]
+
+    atomic.write_json(layout.detached, DetachedRun(began=utc_now()).dump())
     try:
-        settings = _settings(layout)
-        # Before anything is written, so that the chain survives a full disk; each job that could not record its start
-        # leaves a gap in the numbers.
-        if number - last.number < MAX_WITHOUT_PROGRESS:
-            state, _ = _queue_successor(layout, settings, state, last)  # if it is refused, tried again at the end
-        _await_lock(layout)
-        state = _begin(layout, state)
-        outcome = _run_when_unlocked(layout, lambda: run_rounds(state.began))
-    except AutoqecError as error:
-        # What the user has to repair would fail again in the next job; the disk or the cluster may recover.
-        may_pass = error.exit_code not in (2, 3) or error.code == slurm.UNREACHABLE
-        if not may_pass or state.successor_id is None:
-            with suppress(StorageError):  # the next job tries to record the reason
-                _end(layout, state, str(error))
+        (job_id,) = submission.until_accepted(_name(layout), submit_once)
+    except BaseException:
+        layout.detached.unlink(missing_ok=True)
         raise
+    return job_id
+
+
+def _script(layout: RunLayout, options: Mapping[str, str], names: list[str], script: Path) -> str:
+    trusted = [word for name in sorted(trusted_functions()) for word in ("--trust-decoder", name)]
+    command = [sys.executable, "-P", "-s", "-m", "autoqec.cli", "run", "--resume", layout.run_id, *trusted]
+    threads = {key: options["cpus"] for key in child.DEFAULT_ENVIRONMENT if key.endswith("_NUM_THREADS")}
+    fixed = {**child.DEFAULT_ENVIRONMENT, **threads, "PYTHONPATH": str(IMPORT_DIR), _OWN_RUN: layout.run_id}
+    flags = [
+        f"--job-name={_name(layout)}",
+        f"--chdir={layout.repo_root}",
+        f"--output={layout.detached_logs / '%j.log'}",
+        "--open-mode=append",
+        "--requeue",  # also if it is preempted, or its node fails
+        "--wckey=",
+        f"--export={','.join(names)}",
+        f"--signal=B:USR1@{min(WARNING_S, 30 * submission.minutes(options['time']))}",
+        *submission.sbatch_flags(options),
+    ]
+    return _SCRIPT.format(
+        flags="\n".join(f"#SBATCH {shlex.quote(flag)}" for flag in flags),
+        exports="\n".join(f"export {name}={shlex.quote(value)}" for name, value in fixed.items()),
+        scratch=NODE_SCRATCH,
+        command=shlex.join(command),
+        interrupted=RunInterruptedError.exit_code,
+        script=shlex.quote(str(script)),
+    )
+
+
+def continue_run(layout: RunLayout, run_rounds: Callable[[datetime], tuple[LoopResult, int]]) -> int:
+    """Run rounds in the job of a detached run, and return the exit status.
+
+    Args:
+        layout: The run.
+        run_rounds: Runs them; its argument is the time when the run was detached.
+    """
+    while run_lock.is_locked(layout.root):  # e.g. by `autoqec verify`; the time limit ends the wait
+        time.sleep(LOCK_POLL_S)
+    state = read_contract(layout.detached, DetachedRun)
+    outcome, code = run_rounds(datetime.now(UTC) if state is None else state.began)
     if not outcome.interrupted or outcome.stop_reason == run_control.STOPPED:
-        _end(layout, state, outcome.stop_reason)
-    elif _is_cancelled(state):
-        _end(layout, state, "its jobs were cancelled")
-    else:
-        _hand_over(layout, settings, state.model_copy(update={"handed_over": True}))
+        layout.detached.unlink(missing_ok=True)
+    return code
 
 
-def _unended_chain(layout: RunLayout, number: int) -> DetachedRun:
-    """Return the recorded state of the chain; if it is damaged, the one that the job was given when it was queued.
+def find_job(layout: RunLayout) -> tuple[str, str] | None:
+    """Return id and state of the queued or running job of a detached run; None if there is none.
 
     Raises:
-        UsageError: The job at this position is not to continue the chain.
+        ConnectionError: SLURM does not answer on this machine.
     """
+    status, output = run_command("squeue", "--noheader", f"--name={_name(layout)}", "--format=%i|%T")
+    if status != 0:
+        raise ConnectionError(output)
+    jobs = [tuple(line.strip().split("|")) for line in output.splitlines() if "|" in line]
+    return (jobs[0][0], jobs[0][1]) if jobs else None
+
+
+def _name(layout: RunLayout) -> str:
+    return f"autoqec-run-{layout.run_id}"
+
+
+def require_free(layout: RunLayout) -> None:
+    """Raise UsageError if a job executes the run, or will, and this process is not that job."""
+    if is_own_job(layout.run_id) or not layout.detached.exists():
+        return
+    hint = f"autoqec stop {layout.run_id}"
     try:
-        last = run_control.last_chain(layout)
-    except AutoqecError as error:
-        last = orchestrator_job.state_at_submission(layout.run_id)
-        if last is None:
-            raise
-        run_log.LOGGER.warning("%s; continued with the state in which the job was queued", error.summary)
-    if last is None or last.ended is not None or number < last.number:
-        reason = "a later job continued it" if last is not None else f"{layout.detached} was deleted"
-        message = f"its chain of jobs has ended: {last.ended if last and last.ended else reason}"
-        raise UsageError(message, location=f"run {layout.run_id}", hint=f"autoqec run --resume {layout.run_id}")
-    return last
-
-
-def _settings(layout: RunLayout) -> RunSettings:
-    """Read the settings, without which no successor can be queued; a file system may fail for some time."""
-    for _ in range(READ_TRIES - 1):
-        with suppress(StorageError):
-            return History(layout).info().settings or RunSettings()
-        time.sleep(LOCK_POLL_S)
-    return History(layout).info().settings or RunSettings()
-
-
-def _is_cancelled(state: DetachedRun) -> bool:
-    """Return whether the user cancelled both this job and its successor, e.g. all of their jobs."""
-    if state.job_id is None or state.successor_id is None or any_alive(state.successor_id) is not False:
-        return False
-    return is_cancelled(state.job_id)
-
-
-def _hand_over(layout: RunLayout, settings: RunSettings, state: DetachedRun) -> None:
-    """Leave the run to the next job; if none can be queued, end the chain."""
-    state, refusal = _queue_successor(layout, settings, state, state)
-    run_control.write_detached(layout, state)
-    if state.successor_id is None:
-        _end(layout, state, f"no further job could be queued: {refusal}")
-
-
-def _await_lock(layout: RunLayout) -> None:
-    """Wait while another process holds the run, e.g. `autoqec verify`; SIGTERM before the time limit ends the wait."""
-    if run_lock.is_locked(layout.root):
-        run_log.LOGGER.warning("another process holds the run; waiting for it")
-    while run_lock.is_locked(layout.root):
-        time.sleep(LOCK_POLL_S)
-
-
-def _run_when_unlocked(layout: RunLayout, run: Callable[[], loop.LoopResult]) -> loop.LoopResult:
-    while True:
-        try:
-            return run()
-        except UsageError as error:
-            if error.code != run_lock.HELD:
-                raise
-        time.sleep(LOCK_POLL_S)
-        _await_lock(layout)
-
-
-def _begin(layout: RunLayout, state: DetachedRun) -> DetachedRun:
-    """Record that this job holds the run."""
-    last = _unended_chain(layout, state.number)  # again: it may have ended while this job waited for the lock
-    finished_rounds = History(layout).state().totals.finished
-    has_progress = last.handed_over or finished_rounds != last.finished_rounds
-    was_requeued = int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0  # preempted, or its node failed
-    without_progress = 0 if has_progress else last.jobs_without_progress + (not was_requeued)
-    without_progress += max(0, state.number - last.number - 1)  # could not record their start
-    counts = {"finished_rounds": finished_rounds, "jobs_without_progress": without_progress}
-    state = state.model_copy(update={"handed_over": False, **counts})
-    if without_progress >= MAX_WITHOUT_PROGRESS:
-        message = f"{MAX_WITHOUT_PROGRESS} consecutive jobs of the run ended early and finished no round"
-        hint = f"read {layout.detached_logs}, then autoqec run --resume {layout.run_id}"
-        _end(layout, state, message)
-        raise InfrastructureError(message, location=f"run {layout.run_id}", hint=hint)
-    run_control.write_detached(layout, state)
-    return state
-
-
-def _queue_successor(
-    layout: RunLayout, settings: RunSettings, state: DetachedRun, recorded: DetachedRun
-) -> tuple[DetachedRun, str]:
-    """Queue the next job unless it is queued; write no state. Return the state, and why the job was not queued."""
-    if state.successor_id is not None and any_alive(state.successor_id) is not False:
-        return state, ""
-    successor_id, refusal = None, ""
-    try:
-        successor_id = orchestrator_job.submit(layout, settings, state.number + 1, recorded, after=state.job_id)
-    except (AutoqecError, OSError) as error:
-        refusal = str(error)
-        run_log.LOGGER.warning("the next job of the run was not queued: %s", refusal)
-    return state.model_copy(update={"successor_id": successor_id}), refusal
-
-
-def _end(layout: RunLayout, state: DetachedRun, reason: str) -> None:
-    """Record why the chain ends, unless that is recorded or a new chain has begun, and cancel the next job."""
-    last = None
-    with suppress(AutoqecError):  # a damaged state is replaced
-        last = run_control.last_chain(layout)
-    if last is None or (last.ended is None and last.number <= state.number):
-        run_control.end_detached(layout, state, reason)
-    if state.successor_id is not None and (last is None or state.successor_id != last.job_id):
-        slurm.cancel(state.successor_id)
+        found = find_job(layout)
+    except ConnectionError:
+        message = "the run is detached, and SLURM does not answer on this machine"
+        hint += f" on a machine of the cluster; in a copy of the run delete {layout.detached}"
+    else:
+        if found is None:
+            return
+        message = f"the run is detached: SLURM job {found[0]} holds it, or will"
+    raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
 
 
 def stop(layout: RunLayout) -> str | None:
-    """Ask a detached run to end after its rounds in progress; if none of its jobs runs, cancel the queued ones.
-
-    Returns:
-        When the run ends; None if it is not detached.
-    """
-    chain = job_chain.read_chain(layout)
-    if chain is None or chain.ended is not None or (chain.damage is not None and chain.live == {}):
+    """Ask a detached run to end; return when it does, None if it is not detached."""
+    if not layout.detached.exists():
         return None
-    run_control.request_stop(layout)
-    if chain.live is None:
+    try:
+        found = find_job(layout)
+    except ConnectionError:
+        run_control.request_stop(layout)
         return "after its rounds in progress, when its job reads the request: SLURM does not answer on this machine"
-    if any(job_state != "PENDING" for job_state in chain.live.values()):
-        return "after its rounds in progress"  # the job ends the chain itself
-    state = chain.state or DetachedRun(number=1, began=datetime.now(UTC))  # in place of a damaged one
-    run_control.end_detached(layout, state, run_control.STOPPED)
-    for job_id in chain.live:
-        slurm.cancel(job_id)
-    if not chain.live:
+    if found is not None and found[1] != "PENDING":
+        run_control.request_stop(layout)
+        return "after its rounds in progress"  # the job removes the mark
+    layout.detached.unlink(missing_ok=True)
+    if found is None:
         return "now: SLURM has no job of it"
-    return f"now: none of its jobs runs, and SLURM job {', '.join(chain.live)} is cancelled"
+    cancel(found[0])
+    return f"now: its SLURM job {found[0]}, which waited, is cancelled"
+
+
+def describe(layout: RunLayout) -> str | None:
+    """Return one line about the job of a detached run, and what to do; None for any other run."""
+    if not layout.detached.exists():
+        return None
+    try:
+        found = find_job(layout)
+    except ConnectionError:
+        return f"Detached run: SLURM does not answer on this machine. Stop it: autoqec stop {layout.run_id}"
+    if found is None:
+        next_step = f"Its output: {layout.detached_logs}. Continue it: autoqec run --resume {layout.run_id}"
+        return f"Detached run: SLURM has no job of it. {next_step}"
+    return f"Detached run: job {found[0]} ({found[1].lower()}). Stop it: autoqec stop {layout.run_id}"
+
+
+def is_abandoned(layout: RunLayout) -> bool:
+    """Return whether a detached run that is neither finished nor stopped has no job any more."""
+    try:
+        return layout.detached.exists() and find_job(layout) is None
+    except ConnectionError:
+        return False

@@ -1,83 +1,78 @@
-"""Executor that measures rounds in SLURM jobs: one per round, or shared jobs of short rounds, as job arrays.
+"""Executor that measures each round, and verifies each candidate, in a SLURM job of its own.
 
-A verification is a job of its own (`slurm_verification`); the run's secret stays in the process that holds the run.
+The order of a round is written before its job is submitted, so that a later process finds the job; the round's files
+decide whether it finished. The run's secret stays in the process that holds the run: the job of a verification gets
+seeds derived for its candidate.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autoqec.contracts.events import OnEvent
+from autoqec.contracts.events import JobReported, OnEvent
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.profiles import Profile, profile_of
-from autoqec.contracts.round import RunnerConfig
-from autoqec.extensions.slurm import submission as slurm
+from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
+from autoqec.errors import UsageError
+from autoqec.extensions.slurm import job as work
+from autoqec.extensions.slurm import submission
 from autoqec.extensions.slurm.container import Image
-from autoqec.extensions.slurm.rounds import SlurmRoundFuture, enqueue, own_name
-from autoqec.extensions.slurm.shared_jobs import (
-    UNFINISHED,
-    JobKey,
-    SharedJobs,
-    begin_within_s,
-    idle_s,
-    is_listed,
-    shared_options,
-)
-from autoqec.extensions.slurm.verification import SlurmVerification
+from autoqec.extensions.slurm.jobs import LIMIT_STATES, Job, Polling, WatchedJob, cancel, find_jobs
 from autoqec.orchestrator import worktree
-from autoqec.orchestrator.executors.local import JobsLeftError
+from autoqec.orchestrator.executors import JobsLeftError
 from autoqec.orchestrator.failpoint import failpoint
-from autoqec.store.layout import shared_with_jobs
+from autoqec.runner import runner
+from autoqec.runner.collect import EventForwarder
+from autoqec.runner.round_process import last_log_line
+from autoqec.runner.spec import SCRATCH_DIR
+from autoqec.store import atomic
+from autoqec.store.layout import RoundLayout, pointer_on_branch, shared_with_jobs
+from autoqec.store.round_files import read_contract
 from autoqec.system import machine, sandbox
 
 if TYPE_CHECKING:
     from autoqec.contracts.verdict import VerifyReport
     from autoqec.verification.request import VerifyRequest
 
-MAX_ARRAY = 500  # elements; clusters allow 1,001 unless configured otherwise
+NAME = "slurm"
 ARRAY_WAIT_S = 2.0  # that the first of several rounds waits for the proposals of further ones
-AWAITED_S = 5.0  # after which the oldest round has a job of its own, although jobs of later ones seem to run
-POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # SLURM less often, since all users share its controller
-LOOK_EVERY_S = 0.25  # at most: each look opens a few files of every job
-SUBMIT_EVERY_S = 1.0  # at least, while the run waits: rounds for slots that get free within a second share an array
-AHEAD = 1 / 8  # rounds per slot that wait for a free one; each is one that the next proposal does not know
-FILE_LAG_S = 10.0  # after a job ended, until files that its node wrote are visible here
-MARGIN_MIN, MARGIN_GB = 15, 1.0  # so that the round's own limits apply before those of the job
+_CAUSES: dict[str, FailureCause] = {
+    "TIMEOUT": "time limit",
+    "DEADLINE": "time limit",
+    "OUT_OF_MEMORY": "out of memory",
+}
 
 
 def fill_job_options(options: Mapping[str, str], profile: Profile, threads: int = 1) -> dict[str, str]:
     """Return the `--slurm` options, completed by the time, CPUs and memory that a round of this profile needs."""
     defaults = {
-        "time": str(math.ceil(profile.round_wallclock_s / 60) + MARGIN_MIN),
+        "time": str(math.ceil(profile.round_wallclock_s / 60) + submission.MARGIN_MIN),
         "cpus": str(threads),
-        "mem": f"{math.ceil(1000 * (profile.memory_gb + MARGIN_GB))}M",
+        "mem": f"{math.ceil(1000 * (profile.memory_gb + submission.MARGIN_GB))}M",
     }
     return {**defaults, **options}
 
 
-class SlurmExecutor:
-    """Measures rounds in up to `slots` SLURM jobs at once.
+def job_reported(number: int, job_id: str | None, state: Job, phase: str) -> JobReported:
+    """Return the event about the state of a job of round `number`."""
+    return JobReported(round=number, job=job_id, state=state.state or state.life, why=state.why, phase=phase)
 
-    Rounds that are predicted to be shorter than `batch_below_s` share jobs: each job begins with one, and is given
-    further ones while it runs. A job that waits for a round keeps its slot.
+
+class SlurmExecutor:
+    """Measures rounds in up to `slots` SLURM jobs at once; rounds that are ready together are one job array.
 
     Args:
         slots: Jobs at once.
-        options: Options of `--slurm`, as returned by `system.slurm.parse`.
+        options: Options of `--slurm`, as `parse_options` returns them.
         image: Container image in which jobs run.
         leave: Of a detached run, whose jobs are never cancelled by an interrupt: called while a job is awaited; if it
             returns True, JobsLeftError is raised, and the next process awaits the job.
-        stop_reason: Called before rounds are submitted; if it returns a reason, `result` raises NotStartedError.
-        batch_below_s: Seconds below which rounds share jobs; 0: each round has a job of its own.
-        predict_s: Predicts the seconds of a round; None: not known.
-        poll_files_s: Seconds between two checks for the files of a round.
-        poll_slurm_s: Seconds between two queries of SLURM.
-        file_lag_s: Seconds to wait for the files of a job that has ended.
+        polling: How often jobs are looked at.
     """
 
     def __init__(
@@ -87,22 +82,14 @@ class SlurmExecutor:
         *,
         image: Image | None = None,
         leave: Callable[[], bool] | None = None,
-        stop_reason: Callable[[], str | None] = lambda: None,
-        batch_below_s: float = 0.0,
-        predict_s: Callable[[], float | None] = lambda: None,
-        poll_files_s: float = POLL_FILES_S,
-        poll_slurm_s: float = POLL_SLURM_S,
-        file_lag_s: float = FILE_LAG_S,
+        polling: Polling | None = None,
     ) -> None:
         self.slots, self.options, self.image, self.leave = slots, dict(options or {}), image, leave
-        self.stop_reason, self._batch_below_s, self._predict_s = stop_reason, batch_below_s, predict_s
-        self.shared = SharedJobs(batch_below_s)
-        self.poll_files_s, self.poll_slurm_s, self.file_lag_s = poll_files_s, poll_slurm_s, file_lag_s
-        self.active: list[SlurmRoundFuture] = []  # in the order of their rounds
-        self.ready: list[SlurmRoundFuture] = []  # those that are not submitted
+        self.polling = polling or Polling()
+        self.active: list[SlurmRound] = []
         self.answers = True  # whether SLURM did when a job was cancelled
-        self._ready_since = self._submitted_at = 0.0
-        self._looked_at = float("-inf")
+        self._ready: list[SlurmRound] = []  # those of the active rounds that are not submitted
+        self._ready_since = 0.0
         self._unanswered_at = float("-inf")  # when SLURM did not say which rounds have a job
 
     @cached_property
@@ -111,219 +98,230 @@ class SlurmExecutor:
 
     @property
     def capacity(self) -> int:
-        """Rounds in progress: those of jobs, a few ahead, and while the oldest is measured, some in place of others.
+        """Rounds in progress: those of jobs, and up to as many that are complete and wait for an earlier one.
 
-        A shared job has a round that it measures and the next one. Rounds are recorded in the order of their start.
-        Without further ones, slots would stay empty until the oldest round ends: 26% of the time with 64 slots and
-        rounds of 2 to 5 units of time. The number is limited, because proposals do not know the results of rounds in
-        progress.
+        Rounds are recorded in the order of their start, so that slots would else stay empty while the oldest round is
+        measured.
         """
-        per_slot = UNFINISHED if self._shares_jobs() else 1
-        if not self.active or self.active[0].is_complete():
-            return self.slots * per_slot
-        ahead = math.ceil(self.slots * AHEAD) if self.slots > 1 else 0
-        wanted = self.slots * per_slot + ahead + sum(one.complete for one in self.active)
-        return min(wanted, self.slots * (per_slot + 1))
+        complete = [future.is_complete() for future in self.active]
+        return self.slots + (0 if complete[:1] == [True] else min(self.slots, sum(complete)))
 
-    def _shares_jobs(self) -> bool:
-        """Return whether rounds are predicted to be short enough to share jobs."""
-        if not self._batch_below_s:
-            return False
-        predicted_s = self._predict_s()
-        return predicted_s is not None and predicted_s < self._batch_below_s
-
-    def submit(self, config: RunnerConfig, on_event: OnEvent) -> SlurmRoundFuture:
-        """Give the round to a running job, or write its order; its job is submitted together with those of others."""
-        self._look_at_jobs()
+    def submit(self, config: RunnerConfig, on_event: OnEvent) -> SlurmRound:
+        """Submit the round, at the latest when its result is requested."""
         options = fill_job_options(self.options, profile_of(config.profile, config.scale), config.threads)
         if self.image is not None:
             config = config.model_copy(update={"container": self.image.sha256})
         changes_code = config.modules_dir is not None and not worktree.is_config_only(Path(config.modules_dir))
         order = JobOrder(
-            name=own_name(config),
+            executor=NAME,
+            name=f"autoqec-{config.round_idx}-{config.round_attempt_id}",
             options=options,
             code_sha256=self._code_sha256,
             needs_sandbox=changes_code and not sandbox.opted_out(),
             config=config,
         )
-        future = SlurmRoundFuture(self, order, on_event)
-        others_are_ready = bool(self.ready)
+        future = SlurmRound(self, order, on_event)
         self.active.append(future)
-        self._add_ready(future)
-        if others_are_ready:  # they are given first; a round that is killed before it has an order is proposed again
-            future.write()
-            failpoint("job_ordered")
-        if self.stop_reason() is None:
-            self._give_to_running_jobs()
-        if future in self.ready:
-            if not others_are_ready:
-                future.write()
-                failpoint("job_ordered")
-            # The others that are proposed soon will be elements of the same array, unless there is no slot for them.
-            if time.monotonic() - self._ready_since >= ARRAY_WAIT_S or 0 < self._free_slots() <= len(self.ready):
-                self.flush()
-        return future
-
-    def _add_ready(self, future: SlurmRoundFuture) -> None:
-        if not self.ready:
+        if not self._ready:
             self._ready_since = time.monotonic()
-        self.ready.append(future)
-        self.ready.sort(key=lambda one: one.layout.round)
-
-    def flush(self, *, may_submit: bool = True) -> None:
-        """Give rounds that are ready to running jobs, then submit jobs while there are free slots.
-
-        It does neither if the run is to end. A refusal is raised by `result` of each of the rounds.
-
-        Args:
-            may_submit: Whether to submit jobs.
-        """
-        if not self.ready or not self._find_jobs_of_ready() or self.stop_reason() is not None:
-            return
-        self._give_to_running_jobs()
-        while may_submit and (rounds := self._next_array()):
-            self.ready = [future for future in self.ready if future not in rounds]
-            below_s = self._batch_below_s if self._shares_jobs() else 0.0
-            self._submitted_at = time.monotonic()
-            limits_s = (begin_within_s(below_s), idle_s(below_s)) if below_s else None
-            enqueue(rounds, shared_options(rounds[0].order.options, below_s), limits_s)
-            if below_s and rounds[0].refusal is None:
-                for future in rounds:
-                    self.shared.note(future.order)
-
-    def _next_array(self) -> list[SlurmRoundFuture]:
-        """Return the rounds, with the same options, that have a job each in the next array."""
-        same = [future for future in self.ready if future.order.options == self.ready[0].order.options]
-        return same[: min(self._free_slots(), MAX_ARRAY)]
-
-    def _give_to_running_jobs(self) -> None:
-        """Give rounds that are ready to shared jobs; if some fit no job, end the jobs that have no round."""
-        unfinished = self._unfinished()
-        if self._shares_jobs():
-            given = self.shared.give([future for future in self.ready if not future.may_have_job], unfinished)
-            self.ready = [future for future in self.ready if future not in given]
-            for future in given:
-                unfinished.setdefault(future.job_key, []).append(future)
-        if self.ready:
-            self.shared.end_idle(unfinished)
-
-    def _unfinished(self) -> dict[JobKey, list[SlurmRoundFuture]]:
-        """Return the rounds that each job has to measure or measures, in this order."""
-        ready, found = set(self.ready), dict[JobKey, list[SlurmRoundFuture]]()
-        for future in sorted(self.active, key=lambda one: one.order.position):
-            if future not in ready and not future.complete:
-                found.setdefault(future.job_key, []).append(future)
-        return found
-
-    def _free_slots(self) -> int:
-        jobs = {*self._unfinished(), *self.shared}
-        # The oldest round is awaited, and jobs of later ones, which SLURM is not asked for, may have ended.
-        is_awaited = bool(self.ready) and time.monotonic() - self.ready[0].awaited_since >= AWAITED_S
-        return max(self.slots - len(jobs), int(is_awaited))
-
-    def _find_jobs_of_ready(self) -> bool:
-        """Find out which rounds an earlier process submitted without noting it; return whether SLURM answers."""
-        unknown = [future for future in self.ready if future.may_have_job]
-        if unknown and time.monotonic() - self._unanswered_at < self.poll_slurm_s:
-            return False
-        for future in unknown:
-            try:
-                number = future.find_job()
-            except ConnectionError as error:
-                future.report_state(slurm.Job("unreachable", why=str(error)))
-                self._unanswered_at = time.monotonic()
-                return False
-            if number is None:
-                future.may_have_job = False
-            else:
-                self.ready.remove(future)
-                future.store_job_id(number)
-                if future.order.further_rounds is not None:
-                    self.shared.note(future.order)
-        return True
-
-    def note_end_of_job(self, future: SlurmRoundFuture, *, is_cancelled: bool) -> None:
-        """Note the end of a round's job; unless it was cancelled, rounds that it did not begin are ready again."""
-        self.shared.forget(future.job_key)
-        rounds = [one for one in self.active if one.order.job_id == future.order.job_id and one.order.position > 0]
-        if not is_cancelled:
-            self._make_ready_again([one for one in rounds if not one.is_complete() and not one.has_begun()])
-
-    def _make_ready_again(self, rounds: Sequence[SlurmRoundFuture]) -> None:
-        for future in rounds:
-            if future not in self.ready:
-                future.may_have_job = False
-                self._add_ready(future)
-
-    def attach(self, order: JobOrder, on_event: OnEvent) -> SlurmRoundFuture:
-        """Return the future of a round that an earlier process submitted, or was about to."""
-        future = SlurmRoundFuture(self, order, on_event)
-        future.may_have_job = True
-        self.active.append(future)
-        is_further = order.further_rounds is not None and order.position > 0
-        if is_further and not is_listed(order) and not future.has_begun():
-            self._make_ready_again([future])
-        elif order.job_id is None:
-            self._add_ready(future)
-        elif order.further_rounds is not None:
-            self.shared.note(order)
+        self._ready.append(future)
+        if time.monotonic() - self._ready_since >= ARRAY_WAIT_S:
+            self.flush()
         return future
 
-    def verify(self, request: VerifyRequest, on_event: OnEvent) -> VerifyReport:
-        """Verify a candidate in a job, write its report and return it; an existing report is replayed here."""
-        from autoqec.verification import verifier
+    def attach(self, order: JobOrder, on_event: OnEvent) -> SlurmRound:
+        """Return the future of a round that an earlier process submitted, or was about to."""
+        future = SlurmRound(self, order, on_event)
+        self.active.append(future)
+        if future.job is None:
+            future.may_have_job = True
+            self._ready.append(future)
+        return future
 
-        self.flush()
-        self.release()  # the job of the verification may need the place of a job that waits for a round
-        options = fill_job_options(self.options, request.profile)
-        python = self.python(request.round.dir, options)
-        in_job = SlurmVerification(
-            options,
-            python,
-            self.poll_files_s,
-            self.poll_slurm_s,
-            self.file_lag_s,
-            self.while_waiting,
-            keeps_jobs=self.leave is not None,
-        )
-        return verifier.verify(request, on_event=on_event, measure=in_job)
+    def flush(self) -> None:
+        """Submit the rounds that are ready. A refusal is raised by `result` of each of them."""
+        if time.monotonic() - self._unanswered_at < self.polling.slurm_s:
+            return
+        for future in [future for future in self._ready if future.may_have_job]:
+            try:
+                job_id = work.claiming_job_id(future.layout) or find_jobs(future.order.name).get(
+                    future.order.array_index
+                )
+            except ConnectionError as error:
+                future.report(Job("unreachable", why=str(error)))
+                self._unanswered_at = time.monotonic()
+                return
+            if job_id is not None:
+                self._ready.remove(future)
+                future.watch(job_id)
+        while self._ready:
+            same = [future for future in self._ready if future.order.options == self._ready[0].order.options]
+            self._submit_array(same[: submission.MAX_ARRAY])
 
-    def release(self) -> None:
-        """End the shared jobs that have no round."""
-        self.shared.end_idle(self._unfinished())
+    def _submit_array(self, rounds: list[SlurmRound]) -> None:
+        self._ready = [future for future in self._ready if future not in rounds]
+        first = rounds[0]
+        name = f"autoqec-{first.layout.round}-{first.order.config.round_attempt_id}"
+        placed: dict[str, Any] = {"name": name, "job_id": None, "log_dir": str(first.layout.job_dir)}
+        for index, future in enumerate(rounds):
+            future.write_order(**placed, array_index=index if len(rounds) > 1 else None)
+        failpoint("job_ordered")
+        try:
+            job_ids = submission.submit(
+                work.measure_round,
+                [(str(future.layout.dir), future.layout.round) for future in rounds],
+                folder=first.layout.job_dir,
+                name=name,
+                options=first.order.options,
+                python=self.python(first.layout.dir, first.order.options),
+            )
+        except BaseException as error:
+            for future in rounds:
+                future.withdraw_order()
+                future.refusal = error
+            if not isinstance(error, UsageError):
+                raise
+            return
+        failpoint("job_queued")
+        for future, job_id in zip(rounds, job_ids, strict=True):
+            future.watch(job_id)
+        failpoint("job_numbered")
 
     def python(self, round_dir: Path, options: Mapping[str, str]) -> str | None:
-        """Return the command of the Python in the container; None without one.
-
-        Raises:
-            UsageError: The image changed since the start of the session.
-        """
+        """Return the command of the Python in the container; None without one."""
         if self.image is None:
             return None
         self.image.require_unchanged()
         return self.image.python(shared_with_jobs(round_dir), gpu="gpus" in options or "gres" in options)
 
     def while_waiting(self) -> None:
-        """Forward the progress of all rounds in jobs, and give or submit those that are ready.
+        """Submit rounds that are ready, and forward the progress of the others.
 
         Raises:
             JobsLeftError: `leave` says so.
         """
         if self.leave is not None and self.leave():
             raise JobsLeftError
-        self._look_at_jobs()
-        self.flush(may_submit=time.monotonic() - self._submitted_at >= min(SUBMIT_EVERY_S, self.poll_slurm_s))
+        self.flush()
+        for future in self.active:
+            future.forward_events()
 
-    def _look_at_jobs(self) -> None:
-        """Forward progress, and note which rounds are complete and which jobs have begun or end.
+    def verify(self, request: VerifyRequest, on_event: OnEvent) -> VerifyReport:
+        """Verify a candidate in a job, write its report and return it; an existing report is replayed here."""
+        from autoqec.extensions.slurm import verification  # imports torch
 
-        A job measures its rounds in their order, so that only the first one that is not complete can have news.
+        self.flush()
+        return verification.verify(self, request, on_event)
+
+
+class SlurmRound:
+    """A round that a SLURM job measures.
+
+    Attributes:
+        job: Its job; None: not known to be submitted.
+        may_have_job: Whether an earlier process may have submitted it without noting it.
+        refusal: Why no job was submitted; None: one was, or will be.
+    """
+
+    def __init__(self, executor: SlurmExecutor, order: JobOrder, on_event: OnEvent) -> None:
+        self._executor, self.order, self._on_event = executor, order, on_event
+        self.layout = RoundLayout(Path(order.config.round_dir), order.config.round_idx)
+        self.job: WatchedJob | None = None
+        self.may_have_job = False
+        self.refusal: BaseException | None = None
+        self._events = EventForwarder(self.layout.dir / SCRATCH_DIR / "out", self.layout.round, on_event)
+        if order.job_id is not None:
+            self.watch(order.job_id)
+
+    def write_order(self, **changes: Any) -> None:
+        """Write the order, with changed fields, to the round's directory."""
+        self.order = self.order.model_copy(update=changes)
+        atomic.write_json(self.layout.job, self.order.dump())
+
+    def watch(self, job_id: str) -> None:
+        """Await this job from now on, and note its id in the order."""
+        if job_id != self.order.job_id:
+            self.write_order(job_id=job_id)
+        self.job = WatchedJob(job_id, self._executor.polling, self.report)
+
+    def withdraw_order(self) -> None:
+        """Delete the order: a job that starts later exits at once, and recovery closes the round."""
+        with atomic.storage_errors(self.layout.job):
+            self.layout.job.unlink(missing_ok=True)
+        atomic.fsync_dir(self.layout.dir)
+
+    def result(self, may_start: Callable[[], bool] = lambda: False) -> RoundMetrics | None:
+        """Wait for the round and return its metrics; without complete files, the state of its job decides.
+
+        Args:
+            may_start: Called meanwhile; None is returned once it says that a further round may start.
+
+        Raises:
+            UsageError: SLURM rejected the job; its order is withdrawn.
         """
-        if time.monotonic() - self._looked_at < min(LOOK_EVERY_S, self.poll_files_s):
+        executor = self._executor
+        while (metrics := self._finished_metrics()) is None:
+            executor.while_waiting()
+            if self.refusal is not None:
+                executor.active.remove(self)
+                raise self.refusal
+            if self.job is not None and self.job.poll() is not None and (metrics := self._failed_metrics(self.job)):
+                break
+            if may_start():
+                return None
+            time.sleep(executor.polling.files_s)
+        executor.active.remove(self)
+        return metrics
+
+    def cancel(self) -> None:
+        """Cancel the job and withdraw its order; a completed round, or any of a detached run, is left as it is.
+
+        If SLURM does not answer, it is not asked for the other rounds: each question may take a minute.
+        """
+        executor = self._executor
+        if executor.leave is not None or self._finished_metrics() is not None:
             return
-        self._looked_at = time.monotonic()
-        for rounds in self._unfinished().values():
-            for future in rounds:
-                if not future.look():
-                    break
-        self._make_ready_again(self.shared.look(self._unfinished()))
+        job_id = work.claiming_job_id(self.layout) or self.order.job_id
+        if job_id is not None and executor.answers and not cancel(job_id):
+            executor.answers = False
+            self.report(Job("unreachable", why="jobs end by themselves, their orders are withdrawn"))
+        self.withdraw_order()
+
+    def forward_events(self) -> None:
+        """Forward the progress of the round's child, as far as visible here."""
+        self._events.forward()
+
+    def is_complete(self) -> bool:
+        """Return whether the round left all of its files; the last one is the pointer in the worktree."""
+        worktree_dir = self.order.config.code_cwd
+        return worktree_dir is not None and atomic.is_visible(Path(worktree_dir) / pointer_on_branch(self.layout.round))
+
+    def _finished_metrics(self) -> RoundMetrics | None:
+        return read_contract(self.layout.metrics, RoundMetrics) if self.is_complete() else None
+
+    def report(self, state: Job) -> None:
+        """Emit an event about the state of the job."""
+        phases = {"PENDING": "queued", "RUNNING": "running"}
+        phase = phases.get(state.state, state.state.lower() or state.life)
+        self._on_event(job_reported(self.layout.round, self.order.job_id, state, phase))
+
+    def _failed_metrics(self, job: WatchedJob) -> RoundMetrics | None:
+        """Record a round whose job has ended and left no files.
+
+        None: another job began the round, and is awaited from now on, because a submission without an answer may be
+        accepted after all, so that there are two jobs.
+        """
+        claim = work.claiming_job_id(self.layout)
+        if claim is not None and claim != self.order.job_id:
+            self.watch(claim)
+            return None
+        ended, options = job.ended, self.order.options
+        assert ended is not None
+        limits = {"TIMEOUT": f"; --slurm time={options['time']}", "OUT_OF_MEMORY": f"; --slurm mem={options['mem']}"}
+        log = Path(self.order.log_dir or self.layout.job_dir) / f"{job.job_id}_0_log.out"
+        return runner.record_failed_round(
+            self.order.config,
+            "killed_by_safety" if ended.state in LIMIT_STATES else "train_error",
+            f"{job.describe_end()}{limits.get(ended.state, '')}{last_log_line(log)}",
+            _CAUSES.get(ended.state, "crash"),
+        )

@@ -1,4 +1,7 @@
-"""What runs inside a SLURM job: its own id, and the call of a function that ends when SLURM ends the job."""
+"""What runs inside a SLURM job: the call of a function, and `measure_round`, which measures the round of an order.
+
+It returns nothing: the files of the round are its result, because the run that submitted the job may have ended.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,17 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from autoqec.contracts.job import JobOrder
+from autoqec.errors import AutoqecError
+from autoqec.runner import runner
+from autoqec.store import atomic
+from autoqec.store.layout import RoundLayout, pointer_on_branch
+from autoqec.store.round_files import read_contract
+from autoqec.system import machine, sandbox
 
 KILL_WAIT_S = 60.0  # after SIGTERM until SLURM kills a job; 30 s unless configured otherwise
 
@@ -16,15 +28,18 @@ class JobTerminated(BaseException):  # as KeyboardInterrupt, not an error of the
     """SLURM is ending this job: it was cancelled or preempted, or is over its time limit."""
 
 
-class JobEndingError(Exception):
-    """SLURM warned that it is going to end this job at its time limit."""
-
-
 def own_job_id() -> str:
     """Return the id of the job that this process runs in; of an element of an array `JOB_INDEX`."""
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     return os.environ["SLURM_JOB_ID"]
+
+
+def is_time_limit(error: BaseException) -> bool:
+    """Return whether submitit raised this error in a job, because SLURM is going to end it at its time limit."""
+    from submitit.core.utils import UncompletedJobError
+
+    return isinstance(error, UncompletedJobError)
 
 
 def call_element(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
@@ -49,3 +64,81 @@ def call_element(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]
         raise
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def measure_round(round_dir: str, number: int) -> None:
+    """Measure the round that the order in `round_dir` describes, unless it is cancelled or claimed by another job.
+
+    A job that SLURM requeued leaves a round that it has finished as it is. Removing the order cancels the round, also
+    while it runs: `scancel` may not have reached the job.
+    """
+    layout = RoundLayout(Path(round_dir), number)
+    order = read_contract(layout.job, JobOrder)
+    if order is None or not _claim(layout, own_job_id()):
+        return
+    if layout.metrics.exists():
+        _complete_pointer(order, layout)
+        return
+    if machine.code_sha256() != order.code_sha256:
+        reason = "the node has different trusted code than the run, so nothing was measured"
+        runner.record_failed_round(order.config, "train_error", reason)
+        return
+    if order.needs_sandbox and sandbox.probe() == "none":
+        reason = f"the branch changes code, and the node has no sandbox; hint: {sandbox.INSTALL}"
+        runner.record_failed_round(order.config, "killed_by_safety", reason, "no sandbox")
+        return
+    is_cancelled = _cancel_check(layout)
+    try:
+        runner.run_round(order.config, is_cancelled=is_cancelled)
+    except runner.CancelledError:
+        return
+    except Exception as error:
+        if not is_cancelled() and is_time_limit(error):
+            reason = f"SLURM job {own_job_id()}: time limit, --slurm time={order.options['time']}, reached"
+            runner.record_failed_round(order.config, "killed_by_safety", reason, "time limit")
+        elif not is_cancelled() and isinstance(error, AutoqecError):
+            runner.record_failed_round(order.config, "train_error", str(error))
+        raise
+
+
+def _complete_pointer(order: JobOrder, layout: RoundLayout) -> None:
+    """Write the pointer of a round that was measured before this job was requeued, unless the round is recorded."""
+    worktree_dir = None if order.config.code_cwd is None else Path(order.config.code_cwd)
+    if worktree_dir is None or not worktree_dir.is_dir() or (worktree_dir / pointer_on_branch(layout.round)).exists():
+        return
+    runner.record_failed_round(order.config, "train_error", "the job ended before it had written the pointer")
+
+
+def claiming_job_id(layout: RoundLayout) -> str | None:
+    """Return the id of the job that claimed the round; None if none has."""
+    try:
+        return atomic.read_bytes(layout.job_claim).decode().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def _cancel_check(layout: RoundLayout) -> Callable[[], bool]:
+    """Return a function that tells whether the order was removed. It opens the file: a stat may be cached by NFS."""
+
+    def order_is_gone() -> bool:
+        try:
+            with layout.job.open("rb"):
+                return False
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False  # unknown; assume that the order stands
+
+    return order_is_gone
+
+
+def _claim(layout: RoundLayout, job_id: str) -> bool:
+    """Claim the round for this job; True also if this job claimed it before a requeue."""
+    try:
+        fd = os.open(layout.job_claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return claiming_job_id(layout) == job_id
+    with os.fdopen(fd, "w", encoding="utf-8") as stream:
+        stream.write(job_id)
+    atomic.fsync_dir(layout.dir)
+    return True

@@ -97,16 +97,9 @@ def test_resume_of_a_held_run_is_rejected(workspace: Workspace, run: RunLayout) 
     check_error(shown.err, "the run is held by process", hint=True)
 
 
-def test_jobs_of_single_rounds_and_of_batches_are_shown_with_their_time_limits(
-    workspace: Workspace, tmp_path: Path
-) -> None:
+def test_jobs_of_rounds_are_shown_with_their_time_limits(workspace: Workspace, tmp_path: Path) -> None:
     cluster = fake_slurm(tmp_path / "fake")
     words = ("run", "env.yaml", "--profile", "smoke", "--dry-run", "--json", "--executor", "slurm")
     alone = workspace.autoqec(*words, **cluster.env)
     assert "job       time=17, cpus=1, mem=5000M; one per round\n" in alone.err
-    assert "batch " not in alone.err and alone.objects[-1]["batch"] is None
-    batches = workspace.autoqec(*words, "--batch-below", "300", **cluster.env)
-    assert "one per round that is not predicted to be shorter than 300 s" in batches.err
-    assert "batch     time=27, " in batches.err and "several shorter rounds, begun within 600 s" in batches.err
-    plan = batches.objects[-1]
-    assert plan["slurm"] == alone.objects[-1]["slurm"] and plan["batch"] == {**plan["slurm"], "time": "27"}
+    assert alone.objects[-1]["slurm"] == {"time": "17", "cpus": "1", "mem": "5000M"}

@@ -12,9 +12,8 @@ from click.core import ParameterSource
 from autoqec.cli.commands.run import command as run_cli_command
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models.clients.prices import price_list
-from autoqec.extensions.slurm.shared_jobs import RoundDuration
 from autoqec.launch.options import RunOptions, parse_run_options
-from autoqec.orchestrator.run import Roles, resume_run, search, start_run
+from autoqec.orchestrator.run import Roles, search, start_run
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace
@@ -133,25 +132,6 @@ def test_run_that_is_no_longer_detached_keeps_no_options_of_its_jobs(
         assert not resumed.settings.detach and resumed.settings.detach_slurm == () and resumed.orchestrator is None
     with pytest.raises(UsageError, match="needs --detach"):
         parse("--resume", run_id, "--no-detach", "--detach-slurm", "mem=2G")
-
-
-def test_batches_of_short_rounds_are_inherited_and_belong_to_slurm(
-    in_workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = fake_slurm(tmp_path / "fake")
-    for name, value in cluster.env.items():
-        monkeypatch.setenv(name, value)
-    started = parse("env.yaml", "--executor", "slurm", "--batch-below", "300", "--parallel", "2")
-    run_id = open_run(in_workspace, started, "tpe")
-    resumed = parse("--resume", run_id)
-    assert resumed.settings.batch_below == 300
-    monkeypatch.setattr(RoundDuration, "__call__", lambda self: 100.0)
-    with resume_run(run_id, in_workspace.root, roles=Roles(search("tpe"))) as run:
-        executor = resumed.executor(run, lambda: None)
-        assert executor is not None and executor.capacity == 4
-    assert parse("--resume", run_id, "--executor", "local").settings.batch_below == 0
-    with pytest.raises(UsageError, match="--batch-below: needs --executor slurm"):
-        parse("env.yaml", "--batch-below", "300")
 
 
 @pytest.mark.parametrize("stored", ["open_modules", "open_surface"])

@@ -13,7 +13,7 @@ import pytest
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import UsageError
 from autoqec.orchestrator.budget import Budget, InterruptHandler
-from autoqec.orchestrator.executors.local import ParallelExecutor, SerialExecutor
+from autoqec.orchestrator.executors import ParallelExecutor, SerialExecutor
 from autoqec.store.run_state import fold
 from tests.support import rounds
 

@@ -20,7 +20,7 @@ from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.views import IdeatorView
 from autoqec.orchestrator import loop as loop_module
 from autoqec.orchestrator.budget import Budget
-from autoqec.orchestrator.executors.local import Executor, NotStartedError, ParallelExecutor, SerialExecutor
+from autoqec.orchestrator.executors import Executor, NotStartedError, ParallelExecutor, SerialExecutor
 from autoqec.orchestrator.loop import Roles, Run, run_rounds, start_run
 from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.plan import plan_recovery

@@ -20,7 +20,7 @@ from autoqec.errors import UsageError
 from autoqec.launch import options as run_options
 from autoqec.launch.session import run_session
 from autoqec.orchestrator import loop as loop_module
-from autoqec.orchestrator.executors.local import ParallelExecutor, SerialExecutor
+from autoqec.orchestrator.executors import ParallelExecutor, SerialExecutor
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.loop import LoopResult, Roles, resume_run, run_rounds, start_run
 from autoqec.orchestrator.run import RunContext, search

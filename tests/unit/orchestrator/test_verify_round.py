@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +15,6 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.contracts.verification_job import VerificationOrder, VerificationSubject
 from autoqec.errors import InfrastructureError, UsageError
-from autoqec.extensions.slurm import verification as slurm_verification
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.verify_round import (
@@ -216,23 +214,3 @@ def test_lost_report_is_rewritten_only_by_the_owner_of_the_run(
     with owner_process(layout.root), refused:
         assert verify_round.verify_or_replay(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
     assert verify_round.verify_or_replay(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
-
-
-def test_files_of_a_verification_are_removed_although_its_job_adds_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the list of the files and the removal of their directory, the job writes how it ended."""
-    directory, calls, rmtree = tmp_path / "verification", list[Path](), shutil.rmtree
-
-    def disturbed(path: Path, **more: Any) -> None:
-        calls.append(path)
-        rmtree(path, **more)
-        if len(calls) == 1:
-            (path / "logs").mkdir(parents=True)
-            (path / "logs" / "1_0_result.pkl").touch()
-
-    monkeypatch.setattr(shutil, "rmtree", disturbed)
-    directory.mkdir()
-    slurm_verification._remove(directory)
-    assert not directory.exists() and len(calls) == 2
-    slurm_verification._remove(directory)

@@ -11,7 +11,7 @@ import pytest
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RunnerConfig
 from autoqec.errors import ContractError, UsageError
-from autoqec.runner.pointer import read_pointer
+from autoqec.runner.provenance import read_pointer
 from autoqec.runner.runner import run_round
 from autoqec.system.git import Repo
 

@@ -11,12 +11,13 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded.env import open_checked
+from autoqec.extensions.recorded.shot_source import RecordedRunShots
 from autoqec.extensions.recorded.split import VisibleShots
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.samplers import NearFailureSampler
-from autoqec.runner.shot_source import ShotSource, provide_shots
+from autoqec.runner.shot_source import shot_source
 from autoqec.runner.training import TrainingBudget, phases
 from autoqec.store.files import dump_config, load_env
 from autoqec.store.layout import recorded_location, visible_shots
@@ -67,7 +68,7 @@ def test_fine_tuning_and_validation_read_recorded_shots(recorded: tuple[EnvSpec,
     assert counts.shots == len(validation) == 700
     assert counts.errors_reference / 700 > 0.05  # the device's rate, which is far above the model's
     with pytest.raises(UsageError, match="recorded shots of the env are missing"):
-        ShotSource(prob)
+        shot_source(prob)
 
 
 def test_copies_are_used_again_but_not_for_other_shots(recorded: tuple[EnvSpec, Path], tmp_path: Path) -> None:
@@ -76,11 +77,11 @@ def test_copies_are_used_again_but_not_for_other_shots(recorded: tuple[EnvSpec, 
     copies = visible_shots(round_dir) / "train" / "observables.b8"
     before = copies.stat().st_mtime_ns
     data = Path(recorded_location(round_dir).read_text().strip())
-    provide_shots(open_checked(env, data), env, round_dir)
+    RecordedRunShots(env, open_checked(env, data)).provide(round_dir)
     assert copies.stat().st_mtime_ns == before
     second = load_env(other)[0]
     with pytest.raises(UsageError, match="belongs to other recorded shots"):
-        provide_shots(open_checked(second, tmp_path / "data"), second, round_dir)
+        RecordedRunShots(second, open_checked(second, tmp_path / "data")).provide(round_dir)
 
 
 def test_config_selects_the_shots_of_fine_tuning(recorded: tuple[EnvSpec, Path]) -> None:

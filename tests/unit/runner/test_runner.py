@@ -30,7 +30,7 @@ from autoqec.errors import ContractError, InfrastructureError, RoundError, Usage
 from autoqec.qec import sampling
 from autoqec.qec.codes import build_source
 from autoqec.qec.problem import Problem
-from autoqec.runner import artifact_manifest, round_process, runner
+from autoqec.runner import provenance, round_process, runner
 from autoqec.runner.child import classify_failure
 from autoqec.runner.spec import SCRATCH_DIR
 from autoqec.store import files
@@ -176,7 +176,7 @@ def test_manifest_records_commit_versions_hashes_and_command_line(ok_round: Ran,
     shutil.copy(ok_round.layout.config, tmp_path)
     shutil.copy(ok_round.layout.metrics, tmp_path)
     config = ok_round.config.model_copy(update={"round_dir": str(tmp_path), "commit_sha": "a" * 40})
-    manifest = artifact_manifest.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={})
+    manifest = provenance.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={})
     assert manifest == Manifest.model_validate_json((tmp_path / "artifact_manifest.json").read_text())
     assert manifest is not None and manifest.repo.commit_sha == "a" * 40
     assert manifest.packages == machine.versions() and len(manifest.packages) > 5
@@ -206,11 +206,11 @@ def test_failed_manifest_is_recorded_and_the_round_stays_ok(
     def broken() -> dict[str, str]:
         raise OSError("no packages here")
 
-    monkeypatch.setattr(artifact_manifest.machine, "versions", broken)
+    monkeypatch.setattr(provenance.machine, "versions", broken)
     config = ok_round.config.model_copy(update={"round_dir": str(tmp_path)})
     shutil.copy(ok_round.layout.config, tmp_path)
     shutil.copy(ok_round.layout.metrics, tmp_path)
-    assert artifact_manifest.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={}) is None
+    assert provenance.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={}) is None
     assert "no packages here" in (tmp_path / "manifest_error.txt").read_text()
     assert not (tmp_path / "artifact_manifest.json").exists()
 
@@ -458,3 +458,19 @@ def test_scale_of_the_run_changes_the_training_and_is_recorded(ok_round: Ran, en
     assert 0.4 < ran.metrics.train_shots / ok_round.metrics.train_shots < 0.6
     assert ran.metrics.val_shots == ok_round.metrics.val_shots
     assert json.loads(ran.layout.manifest.read_bytes())["round"]["scale"] == 0.5
+
+
+def test_directory_moved_during_the_round_is_a_usage_error(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, round_dir = round_process.child.run, tmp_path / "runs" / "round_1"
+
+    def run(argv: Any, *, on_tick: Any = None, **more: Any) -> Any:
+        if on_tick is not None:
+            round_dir.parent.rename(tmp_path / "elsewhere")
+        return real(argv if on_tick is None else ["true"], **{**more, "cwd": tmp_path, "stdout": tmp_path / "log"})
+
+    monkeypatch.setattr(round_process.child, "run", run)
+    with pytest.raises(UsageError, match="--resume"):
+        runner.run_round(config_for(env_text, round_dir, SMALL))
+    assert not round_dir.parent.exists()

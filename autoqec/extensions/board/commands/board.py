@@ -53,7 +53,7 @@ def show(pattern: str, missing: bool, directory: Path, out: Output) -> None:
     from autoqec.extensions.board.circuits import load_circuits
     from autoqec.extensions.board.decoders import fits, load_decoders
     from autoqec.extensions.board.export import to_row
-    from autoqec.extensions.board.summary import missing_cells, table_lines
+    from autoqec.extensions.board.results import missing_cells, table_lines
 
     board = BoardLayout(directory)
     circuits = _matching(load_circuits(board), pattern, "circuit")
@@ -120,7 +120,7 @@ def measure(
     from autoqec.extensions.board.circuits import load_circuits
     from autoqec.extensions.board.decoders import load_decoders
     from autoqec.extensions.board.measure import Plan, measure_cells
-    from autoqec.extensions.board.summary import measurement_line
+    from autoqec.extensions.board.results import measurement_line
 
     plan = Plan(shots, seed, timeout, again)
     job_options = _job_options(executor, job_texts, plan)
@@ -232,8 +232,7 @@ def add_decoder(source: str, sandboxed: bool, timeout: float, directory: Path, o
     --sandbox is given. autoqec.sinter:decoders adds the VERIFIED rounds of the runs in the current directory.
     """
     from autoqec.extensions.board.contracts import BoardDecoder
-    from autoqec.extensions.board.decoders import MODEL_SOURCE, add_decoders
-    from autoqec.extensions.board.process import DecoderFailedError, decoder_process
+    from autoqec.extensions.board.decoders import MODEL_SOURCE, DecoderFailedError, add_decoders, decoder_process
 
     if sandboxed and source == MODEL_SOURCE:
         raise UsageError("the sandbox hides the runs", location="--sandbox", hint="leave out --sandbox")
@@ -279,9 +278,7 @@ def export(form: str, pattern: str, target: Path | None, directory: Path, out: O
 
 
 def _exported(form: str, board: BoardLayout, circuits: Mapping[str, BoardCircuit], table: list[Cell]) -> str:
-    from autoqec.extensions.board.export import TEXT_FORMATS
-    from autoqec.extensions.board.page import page
-    from autoqec.extensions.board.registries import to_circuit_bench, to_qldpc_challenge
+    from autoqec.extensions.board.export import TEXT_FORMATS, page, to_circuit_bench, to_qldpc_challenge
 
     if form == "html":
         return page(circuits, table)
@@ -314,7 +311,7 @@ def _table(board: BoardLayout, circuits: Mapping[str, BoardCircuit]) -> list[Cel
 def _show_measured(board: BoardLayout, circuits: Mapping[str, BoardCircuit], decoders: set[str], out: Output) -> None:
     """Print the cells that were asked for, and whether they agree with other measurements of the same shots."""
     from autoqec.extensions.board.export import to_row
-    from autoqec.extensions.board.summary import cell_line
+    from autoqec.extensions.board.results import cell_line
 
     for cell in _table(board, circuits):
         if cell.decoder in decoders:

@@ -9,20 +9,25 @@ from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error
 from autoqec.errors import UsageError
-from autoqec.extensions.continual.agents.base import AgentConfig
-from autoqec.extensions.continual.agents.cheatsheet import DynamicCheatsheetAgent, DynamicCheatsheetAgentConfig
-from autoqec.extensions.continual.agents.code_execution import CodeRunner
-from autoqec.extensions.continual.agents.history_agent import HistoryAgent, HistoryAgentConfig
-from autoqec.extensions.continual.agents.memory_agent import (
+from autoqec.extensions.continual.agents.base import (
+    AgentConfig,
+    HistoryAgent,
+    HistoryAgentConfig,
     LMAgent,
     LMAgentConfig,
     MemoryAgent,
     MemoryAgentConfig,
     MemorylessAgent,
     MemorylessAgentConfig,
+    ReflexionAgent,
+    ReflexionAgentConfig,
 )
-from autoqec.extensions.continual.agents.reflexion import ReflexionAgent, ReflexionAgentConfig
-from autoqec.extensions.continual.memory.factory import Memory
+from autoqec.extensions.continual.agents.cheatsheet import (
+    CodeRunner,
+    DynamicCheatsheetAgent,
+    DynamicCheatsheetAgentConfig,
+)
+from autoqec.extensions.continual.memory.modules import Memory
 from autoqec.extensions.continual.named_class import load_named_class
 from autoqec.extensions.language_models.clients.base import LanguageModel
 

@@ -65,7 +65,7 @@ def _report_result(result: Evaluation, out: Output) -> int:
 
 def _run_ablation(config: str, console: TextIO, out: Output) -> int:
     from autoqec.extensions.continual.design_rounds import WorkspaceRounds
-    from autoqec.extensions.continual.runtime.ablation import evaluate_ablation
+    from autoqec.extensions.continual.runtime.main import evaluate_ablation
 
     with WorkspaceRounds(out.note) as round_runner:
         ablation = evaluate_ablation(config, console=console, round_runner=round_runner)

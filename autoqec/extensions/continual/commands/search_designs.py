@@ -63,8 +63,7 @@ def command(env_name: str, directory: Path, budget: int, tasks: tuple[str, ...],
     configs in DIR/designs with `autoqec run-round`, or as a starting point of a run. Exit status 1: no design could be
     evaluated.
     """
-    from autoqec.extensions.continual.environments.design_search import SearchOutput
-    from autoqec.extensions.continual.environments.strategies import STRATEGIES, run_search
+    from autoqec.extensions.continual.environments.design_search import STRATEGIES, SearchOutput, run_search
 
     _check_options(chosen)
     tasks = () if chosen["no_figures"] else tuple(dict.fromkeys(tasks))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from autoqec.extensions.continual.environments.base import EnvDataset, Environment, StepResult
-from autoqec.extensions.continual.environments.hall_of_fame import HallOfFame
-from autoqec.extensions.continual.environments.parallel import ParallelEnvironments
-from autoqec.extensions.continual.environments.serial import SerialEnvironments
+from autoqec.extensions.continual.environments.multi import HallOfFame, ParallelEnvironments, SerialEnvironments
 
 __all__ = ["EnvDataset", "Environment", "HallOfFame", "ParallelEnvironments", "SerialEnvironments", "StepResult"]

@@ -30,9 +30,9 @@ from autoqec.extensions.continual.environments.design import (
     applies_to_family,
     constant_keys,
 )
-from autoqec.extensions.continual.environments.hall_of_fame import HallOfFame
-from autoqec.extensions.continual.environments.rounds import RoundRoutine
+from autoqec.extensions.continual.environments.multi import HallOfFame
 from autoqec.extensions.continual.environments.routines import (
+    RoundRoutine,
     RoutineResult,
     ScreenRoutine,
     TabularRoutine,

@@ -1,22 +1,105 @@
-"""AbstractMultiEnvironments: a batch of design environments. Subclasses differ in how they evaluate rewards."""
+"""Batches of design environments, evaluated in this process or in workers, and the hall of fame of the best ones."""
 
 from __future__ import annotations
 
+import bisect
 import math
+import os
+import pickle
+import random
+import sys
+import tempfile
+import threading
 import time
 import traceback
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from autoqec.errors import UsageError
-from autoqec.extensions.continual.environments.hall_of_fame import HallOfFame
 from autoqec.extensions.continual.environments.rendering import RenderMode, render_batch, top_k
+from autoqec.extensions.continual.environments.worker import TaskOutcome, read_frame, write_frame
 from autoqec.store.run_log import LOGGER
+from autoqec.system.process import child
 
 if TYPE_CHECKING:
     import torch
+
+
+class Rankable(Protocol):
+    """An environment that can be kept."""
+
+    @property
+    def signature(self) -> str:
+        """Identifier of the structure: environments with equal signatures are the same design."""
+
+    def clone(self) -> Any:
+        """Return a copy that later steps of the original do not change."""
+
+
+E = TypeVar("E", bound=Rankable)
+
+
+class HallOfFame:
+    """Keeps copies of environments with the smallest losses. Of equal losses the earlier one ranks higher."""
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"the capacity of a hall of fame is at least 1, not {capacity}")
+        self.capacity = capacity
+        self._ranked: list[tuple[float, int, str, Any]] = []  # sorted by (loss, arrival)
+        self._arrivals = 0
+
+    def add(self, env: Rankable, loss: float) -> bool:
+        """Keep a copy if the loss is among the best.
+
+        Returns:
+            False if it is not, if the same design is kept with a loss as small, or if the loss is not finite.
+        """
+        if not math.isfinite(loss):
+            return False
+        signature = env.signature
+        duplicate = next((place for place, entry in enumerate(self._ranked) if entry[2] == signature), None)
+        if duplicate is not None:
+            if loss >= self._ranked[duplicate][0]:
+                return False
+            del self._ranked[duplicate]
+        elif len(self._ranked) == self.capacity:
+            if loss >= self._ranked[-1][0]:
+                return False
+            del self._ranked[-1]
+        self._arrivals += 1
+        bisect.insort(self._ranked, (float(loss), self._arrivals, signature, env.clone()))
+        return True
+
+    def add_all(self, envs: Iterable[Rankable], losses: Iterable[float]) -> None:
+        """Add several environments with their losses."""
+        for env, loss in zip(envs, losses, strict=True):
+            self.add(env, loss)
+
+    def sample(self, k: int, rng: random.Random) -> list[Any]:
+        """At most k distinct members, drawn uniformly."""
+        return rng.sample(list(self), min(k, len(self)))
+
+    @property
+    def losses(self) -> Sequence[float]:
+        """Losses of the members, best first."""
+        return [entry[0] for entry in self._ranked]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the members, best first."""
+        return iter([entry[3] for entry in self._ranked])
+
+    def __getitem__(self, rank: int) -> Any:
+        return self._ranked[rank][3]
+
+    def __len__(self) -> int:
+        return len(self._ranked)
+
 
 Routine = Callable[[Any], tuple[float, dict[str, Any]]]
 
@@ -217,3 +300,124 @@ def failed_result(error: Exception, trace: str) -> tuple[float, dict[str, Any]]:
     """Loss and task info of an environment whose routine raised; logs the traceback."""
     LOGGER.error("the routine failed\n%s", trace)
     return math.inf, {"error": f"{type(error).__name__}: {error}", "traceback": trace}
+
+
+class SerialEnvironments(AbstractMultiEnvironments):
+    """A batch evaluated in this process. `state.last_task_info` is written by the routine, which has the state."""
+
+    reward_metric = "Reward Time"
+
+    def _evaluate(self, routine: Routine) -> list[tuple[float, dict[str, Any]]]:
+        if self.raise_errors:
+            return [(float(loss), info) for loss, info in (routine(env.state) for env in self.envs)]
+        return [evaluate_routine(routine, env.state) for env in self.envs]
+
+
+class ParallelEnvironments(AbstractMultiEnvironments):
+    """A batch evaluated in worker processes.
+
+    Each task_info is written into `state.last_task_info`: changes that a routine makes to a state stay in its worker.
+    Routine, states and task infos must be picklable, and importable from a module. Workers start at the first
+    `get_reward`; `close`, leaving the context or the end of this process stops them. A worker that dies costs the
+    reward of one environment.
+
+    Args:
+        envs, hall_of_fame_size, logger, raise_errors: As for AbstractMultiEnvironments.
+        n_workers: Number of processes; None: one per core, at most one per environment.
+    """
+
+    reward_metric = "Timing: Rewards"
+
+    def __init__(
+        self,
+        envs: Sequence[BatchEnv],
+        hall_of_fame_size: int,
+        logger: MetricLogger | None = None,
+        *,
+        n_workers: int | None = None,
+        raise_errors: bool = False,
+    ) -> None:
+        super().__init__(envs, hall_of_fame_size, logger, raise_errors=raise_errors)
+        self.n_workers = n_workers if n_workers is not None else max(1, min(len(envs), os.cpu_count() or 1))
+        if self.n_workers < 1:
+            raise UsageError(f"n_workers is {self.n_workers}; at least 1 is needed", location="n_workers")
+        self._pool: _Pool | None = None
+
+    def _evaluate(self, routine: Routine) -> list[tuple[float, dict[str, Any]]]:
+        tasks = [pickle.dumps((routine, env.state)) for env in self.envs]
+        if self._pool is None:
+            self._pool = _Pool(self.n_workers)
+        results = self._pool.map(tasks)
+        evaluated: list[tuple[float, dict[str, Any]]] = []
+        for env, outcome in zip(self.envs, results, strict=True):
+            if outcome.kind == "unreadable":
+                message = f"a worker process cannot load the routine: {outcome.value}"
+                hint = "define routine, states and their classes in a module, not in the script that runs"
+                raise UsageError(message, location="get_reward", hint=hint)
+            if outcome.kind == "raised" and self.raise_errors:
+                raise outcome.value
+            done = outcome.kind == "done"
+            loss, info = outcome.value if done else failed_result(outcome.value, outcome.traceback)
+            env.state.last_task_info = info
+            evaluated.append((loss, info))
+        return evaluated
+
+    def close(self) -> None:
+        """Stop the workers; a later `get_reward` starts new ones."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Pool:
+    """A pool of threads, each with its own worker process for as long as the pool lives."""
+
+    def __init__(self, size: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="autoqec-workers-")
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
+        self._thread_local = threading.local()
+        self._lock = threading.Lock()
+        self._processes: set[child.Process] = set()
+
+    def map(self, tasks: Sequence[bytes]) -> list[TaskOutcome]:
+        return list(self._threads.map(self._evaluate_task, tasks))
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for process in list(self._processes):
+            process.kill()
+        self._folder.cleanup()
+
+    def _evaluate_task(self, task: bytes) -> TaskOutcome:
+        process = getattr(self._thread_local, "process", None) or self._start()
+        try:
+            write_frame(process.stdin, task)
+            return TaskOutcome(*read_frame(process.stdout))
+        except (OSError, EOFError):
+            result = process.kill()
+            with self._lock:
+                self._processes.discard(process)
+            self._thread_local.process = None
+            message = f"the worker died (status {result.returncode})"
+            return TaskOutcome("raised", RuntimeError(message), message)
+
+    def _start(self) -> child.Process:
+        process = child.start(
+            [sys.executable, "-m", "autoqec.extensions.continual.environments.worker"],
+            cwd=Path.cwd(),
+            env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            limits=child.Limits(wallclock_s=math.inf),
+            stderr=Path(self._folder.name) / f"{threading.get_ident()}.log",
+        )
+        self._thread_local.process = process
+        with self._lock:
+            self._processes.add(process)
+        return process

@@ -21,9 +21,12 @@ from autoqec.extensions.continual.environments.design import (
     ExplicitObserver,
     FlatTensorizer,
 )
-from autoqec.extensions.continual.environments.hall_of_fame import HallOfFame
-from autoqec.extensions.continual.environments.multi import AbstractMultiEnvironments, Routine
-from autoqec.extensions.continual.environments.serial import SerialEnvironments
+from autoqec.extensions.continual.environments.multi import (
+    AbstractMultiEnvironments,
+    HallOfFame,
+    Routine,
+    SerialEnvironments,
+)
 
 
 @dataclass(frozen=True)

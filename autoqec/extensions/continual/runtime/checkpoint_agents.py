@@ -10,12 +10,12 @@ from typing import Any
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.views import AnalystView, IdeatorView, RoundRow
 from autoqec.errors import UsageError
-from autoqec.extensions.continual.agents.memory_agent import LMAgent
+from autoqec.extensions.continual.agents.base import LMAgent
 from autoqec.extensions.continual.agents.registry import build_agent, parse_agent_config
+from autoqec.extensions.continual.environments.datasets import VERDICTS, verdict_question
 from autoqec.extensions.continual.environments.design import ActionSpace, EnvFeatures, PredecoderDraft
 from autoqec.extensions.continual.environments.design_text import format_choices, format_observation, parse_proposal
-from autoqec.extensions.continual.environments.ledger import VERDICTS, verdict_question
-from autoqec.extensions.continual.environments.mcq import LETTERS, MCQEnv
+from autoqec.extensions.continual.environments.qa import LETTERS, MCQEnv
 from autoqec.extensions.continual.runtime import checkpoints
 from autoqec.extensions.language_models.clients.base import LanguageModel
 from autoqec.ideators import analyst as mechanical

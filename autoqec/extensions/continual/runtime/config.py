@@ -10,12 +10,12 @@ from pydantic import AliasChoices, Field, SerializeAsAny, ValidationError, field
 
 from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.errors import UsageError
-from autoqec.extensions.continual.agents.memory_agent import LMAgentConfig
+from autoqec.extensions.continual.agents.base import LMAgentConfig
 from autoqec.extensions.continual.agents.registry import AGENTS, parse_agent_config
 from autoqec.extensions.continual.environments.base import EnvDatasetConfig
 from autoqec.extensions.continual.environments.datasets import parse_dataset_config
 from autoqec.extensions.continual.memory.base import MemoryModuleConfig
-from autoqec.extensions.continual.memory.factory import parse_memory_config
+from autoqec.extensions.continual.memory.modules import parse_memory_config
 from autoqec.extensions.continual.named_class import resolve_class_name
 from autoqec.extensions.language_models.clients import scripted
 from autoqec.extensions.language_models.clients.config import LMConfig

@@ -1,20 +1,49 @@
-"""Runs one episode: reset, then act, step and observe until it is done, capped or fails."""
+"""Plays an episode (reset, then act, step and observe), records its calls, and validates on held-out environments."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from autoqec.errors import ContractError, StorageError
-from autoqec.extensions.continual.agents.base import Agent
+from autoqec.extensions.continual.agents.base import Agent, LMAgent
 from autoqec.extensions.continual.environments.base import Environment, StepResult
 from autoqec.extensions.language_models.clients.errors import LlmError
+from autoqec.store import atomic
 from autoqec.store.run_log import LOGGER
+
+
+@dataclass
+class EpisodeCallLog:
+    """Writes the calls of one episode; the caller advances `step`.
+
+    Attributes:
+        folder: `llm_calls/train` or `llm_calls/validation/val_<N>`.
+        context: Fields written into each file.
+        step: 1-based step of the episode.
+    """
+
+    folder: Path
+    context: dict[str, Any]
+    step: int = 1
+    _calls: int = 0
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Write one call to its file."""
+        self._calls += 1
+        directory = self.folder / record["kind"]
+        atomic.make_dir(directory)
+        name = f"{self.context['episode_index']:06d}_{self.step:03d}_{self._calls:03d}.json"
+        context = {**self.context, "step_index": self.step, "kind": record["kind"]}
+        body = {key: value for key, value in record.items() if key != "kind"}
+        atomic.write_json(directory / name, {"context": context, **body})
 
 
 @dataclass(frozen=True)
@@ -109,6 +138,11 @@ def _step(env: Environment, agent: Agent[Any], obs: str, before: float) -> Score
     )
 
 
+def mean(scores: Sequence[float]) -> float:
+    """Return the mean, or 0 for no scores."""
+    return sum(scores) / len(scores) if scores else 0.0
+
+
 def score_of(feedback: Mapping[str, Any]) -> float:
     """Return `score` of a feedback, else `correct` as 0 or 1, else 0; clipped to [0, 1]."""
     value = feedback.get("score")
@@ -134,3 +168,63 @@ def to_jsonable(value: Any) -> Any:
         return part
 
     return finite(json.loads(json.dumps(value, default=str)))
+
+
+@dataclass(frozen=True)
+class ValidationEpisodes:
+    """Episodes in the order of the dataset."""
+
+    episode_result: tuple[EpisodeResult, ...]
+
+    @property
+    def mean_score(self) -> float:
+        """Mean over all steps; 0 without steps."""
+        return mean([step.score for episode in self.episode_result for step in episode.steps])
+
+    def errors(self, envs: Sequence[Environment]) -> list[str]:
+        """Return one line per failed episode."""
+        pairs = zip(envs, self.episode_result, strict=True)
+        return [
+            f"validation of {env.env_id}: {episode_result.error}"
+            for env, episode_result in pairs
+            if episode_result.error
+        ]
+
+
+def validate(
+    agent: Agent[Any],
+    envs: Sequence[Environment],
+    *,
+    workers: int,
+    max_steps: int | None,
+    calls: Callable[[int, Environment], EpisodeCallLog | None],
+    on_done: Callable[[], None],
+) -> ValidationEpisodes:
+    """Play each environment once with its own clone of the agent, whose mode is restored afterwards.
+
+    Args:
+        agent: The agent.
+        envs: The held-out environments.
+        workers: Number of threads.
+        max_steps: Cap on the steps of an episode.
+        calls: Returns the call log of an episode (1-based), or None.
+        on_done: Called after each episode, for a progress bar.
+    """
+
+    def validate_one(index: int) -> EpisodeResult:
+        env = envs[index]
+        clone = agent.clone_for_episode(training=False, share_memory=True)
+        call_log = calls(index + 1, env)
+        if isinstance(clone, LMAgent):
+            clone.on_call = call_log
+
+        def on_step(step: ScoredStep) -> None:
+            if call_log is not None:
+                call_log.step += 1
+
+        episode_result = play_episode(env, clone, max_steps=max_steps, on_step=on_step)
+        on_done()
+        return episode_result
+
+    with agent.eval_mode(), ThreadPoolExecutor(workers, thread_name_prefix="validation") as pool:
+        return ValidationEpisodes(tuple(pool.map(validate_one, range(len(envs)))))

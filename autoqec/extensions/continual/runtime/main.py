@@ -1,20 +1,25 @@
-"""Runs one evaluation from one YAML file and writes a results directory."""
+"""Runs the evaluation of a YAML file into a results directory, and measures the value of a memory."""
 
 from __future__ import annotations
 
 import logging
+import math
+import statistics
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from autoqec.extensions.continual.agents.code_execution import run_sandboxed
-from autoqec.extensions.continual.agents.registry import build_agent
+from autoqec.errors import UsageError
+from autoqec.extensions.continual.agents.base import LMAgentConfig, MemorylessAgentConfig
+from autoqec.extensions.continual.agents.cheatsheet import run_sandboxed
+from autoqec.extensions.continual.agents.registry import agent_class, build_agent
 from autoqec.extensions.continual.environments.datasets import build_dataset
 from autoqec.extensions.continual.environments.design_text import RoundRunner
-from autoqec.extensions.continual.runtime import checkpoints, logs, rng
+from autoqec.extensions.continual.runtime import checkpoints, logs
 from autoqec.extensions.continual.runtime.config import OutputConfig, RunConfig, load_config
+from autoqec.extensions.continual.runtime.episode import mean, score_of
 from autoqec.extensions.continual.runtime.runtime import RunTime
 from autoqec.extensions.language_models.clients.base import LanguageModel
 from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client
@@ -66,7 +71,7 @@ def evaluate_config(
     """Run an evaluation from a config with absolute paths; see `evaluate`."""
     config = _resumable(config)
     if config.seed is not None:
-        rng.seed_all(config.seed)
+        checkpoints.seed_all(config.seed)
     with logs.package_warnings() as write_warnings_to:
         agent = build_agent(config.agent, _language_model(config.lm_config), run_code=run_sandboxed)
         train = build_dataset(config.dataset, round_runner=round_runner)
@@ -144,3 +149,87 @@ def _resumable(config: RunConfig) -> RunConfig:
         return config
     next_env = checkpoints.load(config.runtime.resume_from).state.next_env
     return config.model_copy(update={"runtime": config.runtime.model_copy(update={"start_episode_index": next_env})})
+
+
+@dataclass(frozen=True)
+class MemoryGain:
+    """Mean difference of episode scores, with minus without memory, and its 95% interval from paired differences.
+
+    Pairs are episodes at the same position. There is no interval for fewer than two pairs.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class AblationResult:
+    """Evaluations with and without memory, and the gain."""
+
+    stateful: Evaluation
+    memoryless: Evaluation
+    gain: MemoryGain
+
+    @property
+    def exit_code(self) -> int:
+        """The larger exit code of the two evaluations."""
+        return max(self.stateful.exit_code, self.memoryless.exit_code)
+
+
+def evaluate_ablation(
+    config_path: Path | str, *, console: TextIO | None = None, round_runner: RoundRunner | None = None
+) -> AblationResult:
+    """Run a config with its memory, then without it.
+
+    Raises:
+        UsageError: If the agent of the config has no memory.
+    """
+    config = load_config(config_path)
+    if config.agent.type == MemorylessAgentConfig().type:
+        raise UsageError("the agent of this config has no memory", location=str(config_path))
+    stateful = evaluate_config(config, console=console, round_runner=round_runner)
+    memoryless = evaluate_config(without_memory(config), console=console, round_runner=round_runner)
+    return AblationResult(stateful, memoryless, gain(stateful.metrics, memoryless.metrics))
+
+
+def without_memory(config: RunConfig) -> RunConfig:
+    """Return the config with the same model and prompts and a memoryless agent."""
+    agent: LMAgentConfig = config.agent
+    system_prompt = agent.system_prompt or agent_class(agent).default_system_prompt
+    agent_without_memory = MemorylessAgentConfig(lm_config=agent.lm_config, system_prompt=system_prompt)
+    return config.model_copy(update={"agent": agent_without_memory, "memory": None})
+
+
+def gain(stateful: dict[str, Any], memoryless: dict[str, Any]) -> MemoryGain:
+    """Compute the gain from the metrics of two runs.
+
+    Raises:
+        UsageError: If the runs have different numbers of episodes.
+    """
+    with_memory_scores, without_memory_scores = _scores(stateful), _scores(memoryless)
+    if len(with_memory_scores) != len(without_memory_scores):
+        raise UsageError(
+            f"{len(with_memory_scores)} episodes against {len(without_memory_scores)} cannot be paired",
+            location="early_stop_on_success",
+        )
+    differences = [
+        with_memory - without for with_memory, without in zip(with_memory_scores, without_memory_scores, strict=True)
+    ]
+    if len(differences) < 2:
+        return MemoryGain(mean(differences), None, None, len(differences))
+    centre = statistics.fmean(differences)
+    half = _t95(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    return MemoryGain(centre, centre - half, centre + half, len(differences))
+
+
+def _scores(metrics: dict[str, Any]) -> list[float]:
+    return [mean([score_of(step["feedback"]) for step in episode]) for episode in metrics["episodes"]]
+
+
+def _t95(degrees_of_freedom: int) -> float:
+    """Return the 97.5% quantile of Student's t distribution."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, degrees_of_freedom))

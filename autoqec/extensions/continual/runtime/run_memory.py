@@ -14,9 +14,8 @@ from autoqec.contracts.verdict import comparison_terms
 from autoqec.errors import UsageError
 from autoqec.extensions.continual.environments.design import EnvFeatures
 from autoqec.extensions.continual.environments.design_text import task
-from autoqec.extensions.continual.memory.entries import CheatsheetEntry, Entry, ExperienceEntry, ReflectionEntry
-from autoqec.extensions.continual.memory.factory import Memory, build_memory, load_memory
-from autoqec.extensions.continual.memory.retrieval import RetrievalService
+from autoqec.extensions.continual.memory.base import CheatsheetEntry, Entry, ExperienceEntry, ReflectionEntry
+from autoqec.extensions.continual.memory.modules import Memory, RetrievalService, build_memory, load_memory
 from autoqec.extensions.language_models.contracts import Lesson
 from autoqec.extensions.language_models.roles.data_blocks import sanitize
 from autoqec.extensions.language_models.roles.notebook import format_lesson
@@ -116,7 +115,7 @@ class CrossRunMemory:
 def experiences(run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> list[ExperienceEntry]:
     """Return one experience per finished round: task of the env, config, verdict and validation figures, advice."""
     obs, entries = task(EnvFeatures.of(env)), list[ExperienceEntry]()
-    shots = comparison_terms(sealed=env.recorded is not None).shots
+    shots = comparison_terms(sealed=env.code.own_shots).shots
     for row in (state.row for state in fold(rows).rounds.values() if not state.lost):
         if row.dsl_config:
             attempt = row.refers_to_attempt or row.round_attempt_id

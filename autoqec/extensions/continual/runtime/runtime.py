@@ -10,16 +10,19 @@ from typing import Any, TextIO
 
 from autoqec import optional
 from autoqec.errors import UsageError
-from autoqec.extensions.continual.agents.base import Agent
-from autoqec.extensions.continual.agents.memory_agent import LMAgent, MemoryAgent
+from autoqec.extensions.continual.agents.base import Agent, LMAgent, MemoryAgent
 from autoqec.extensions.continual.environments.base import EnvDataset, Environment, StepResult
-from autoqec.extensions.continual.runtime import checkpoints, rng
-from autoqec.extensions.continual.runtime.calls import EpisodeCallLog
+from autoqec.extensions.continual.runtime import checkpoints
 from autoqec.extensions.continual.runtime.config import RunTimeConfig
-from autoqec.extensions.continual.runtime.episode import EpisodeResult, ScoredStep, play_episode
-from autoqec.extensions.continual.runtime.metrics import EpisodeRecord, aggregate
-from autoqec.extensions.continual.runtime.scores import ScoreFiles, ScoreWriter
-from autoqec.extensions.continual.runtime.validation import ValidationEpisodes, validate
+from autoqec.extensions.continual.runtime.episode import (
+    EpisodeCallLog,
+    EpisodeResult,
+    ScoredStep,
+    ValidationEpisodes,
+    play_episode,
+    validate,
+)
+from autoqec.extensions.continual.runtime.scores import EpisodeRecord, ScoreFiles, ScoreWriter, aggregate
 from autoqec.store import atomic
 
 
@@ -122,14 +125,14 @@ class RunTime:
         self._episodes_seen, self._next_env, self._val_score = state.episodes_seen, state.next_env, state.val_score
         if self._scores is not None and self.config.scores_path is not None:
             self._scores.carry_over(ScoreFiles(checkpoint.results_dir, self.config.scores_path), self._episodes_seen)
-        rng.restore(state.rng)
+        checkpoints.restore_generators(state.rng)
         self.logger.info("resumed from %s after %d episodes", checkpoint.directory, self._episodes_seen)
         return True
 
     def _run_trials(self, env: Environment) -> None:
         """Run all trials of one environment."""
         if self.seed is not None:
-            env.seed(rng.env_seed(self.seed, "train", self._next_env))
+            env.seed(checkpoints.env_seed(self.seed, "train", self._next_env))
         trials, carry = self.config.num_trials or 1, self.config.carry_memory_across_trials
         agent = self.agent
         keep = not carry and trials > 1 and self.config.memory_between_trials == "env_start"
@@ -188,7 +191,7 @@ class RunTime:
         envs, seen = self.validation_dataset.get_dataset(), self._episodes_seen
         if self.seed is not None:
             for index, env in enumerate(envs):
-                env.seed(rng.env_seed(self.seed, f"val {seen}", index))
+                env.seed(checkpoints.env_seed(self.seed, f"val {seen}", index))
         with self._bar(len(envs), f"val {seen}") as bar:
             result = validate(
                 self.agent,
@@ -225,7 +228,7 @@ class RunTime:
             episodes=tuple(self._episodes),
             errors=tuple(self._errors),
             results_dir=os.path.relpath(self._require_results_dir(), checkpoint_base),
-            rng=rng.capture(),
+            rng=checkpoints.capture_generators(),
             sha256={},
         )
         self._checkpoints.save(state, self.agent)

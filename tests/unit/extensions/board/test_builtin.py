@@ -11,12 +11,11 @@ import stim
 
 from autoqec.errors import UsageError
 from autoqec.extensions.board import builtin
-from autoqec.extensions.board.circuits import add_circuit, generate, load_circuits
+from autoqec.extensions.board.circuits import Model, add_circuit, generate, load_circuits
 from autoqec.extensions.board.contracts import BoardCircuit
 from autoqec.extensions.board.decoders import BUILTIN, GNN, fits, load_decoders
 from autoqec.extensions.board.measure import Plan, measure_cells
 from autoqec.extensions.board.results import read_measurements
-from autoqec.extensions.board.shots import Model
 from autoqec.qec.problem import read_mechanisms
 from autoqec.qec.sampling import pack, unpack
 from autoqec.store.layout import BoardLayout

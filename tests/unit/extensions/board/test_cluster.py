@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from submitit.core.utils import UncompletedJobError
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.extensions.board import cluster as board_cluster
 from autoqec.extensions.board import job
-from autoqec.extensions.board.cluster import Polling, job_options, measure_in_jobs
-from autoqec.extensions.board.contracts import BoardCircuit, BoardDecoder, BoardMeasurement
+from autoqec.extensions.board.cluster import job_options, measure_in_jobs
+from autoqec.extensions.board.contracts import BoardCircuit, BoardDecoder, BoardMeasurement, BoardOrder
 from autoqec.extensions.board.decoders import add_decoders, load_decoders
 from autoqec.extensions.board.measure import Plan, measure_cells
 from autoqec.extensions.board.results import read_measurements
-from autoqec.extensions.slurm import job as slurm_job
 from autoqec.extensions.slurm import submission as slurm
+from autoqec.extensions.slurm.jobs import Polling, WatchedJob
 from autoqec.store.layout import BoardLayout
 from tests.support.clusters import Cluster, fake_slurm
 from tests.support.shown import check_error
@@ -78,8 +79,8 @@ def test_jobs_of_a_killed_call_are_awaited_and_not_submitted_again(
     class Killed(BaseException):
         pass
 
-    def die(self: board_cluster._Wait) -> None:
-        if self._pending:
+    def die(self: board_cluster._Wait, orders: Sequence[BoardOrder]) -> None:
+        if orders:
             raise Killed
 
     cells = pairs(board, circuit, "mwpm")
@@ -97,18 +98,18 @@ def test_job_that_ends_early_is_named_and_the_next_call_continues(
 ) -> None:
     cluster.change(hold=True)
     cells = pairs(board, circuit, "mwpm", "mwpm_correlated")
-    query = board_cluster._Wait._query_next
+    ask = WatchedJob.ask
 
-    def cancel_first(self: board_cluster._Wait) -> None:
+    def cancel_first(self: WatchedJob) -> None:
         """End a job that waits, as an administrator would."""
         if cluster.jobs()["1_0"] == "PENDING":
             cluster.ask("scancel", "1_0")
             cluster.change(hold=False)
-        query(self)
+        ask(self)
 
     message = rf"1 of 2 jobs did not finish: {CIRCUIT} mwpm: SLURM job 1_0 ended CANCELLED"
     with monkeypatch.context() as patch, pytest.raises(InfrastructureError, match=message) as error:
-        patch.setattr(board_cluster._Wait, "_query_next", cancel_first)
+        patch.setattr(WatchedJob, "ask", cancel_first)
         measure(board, cells, Plan(1000))
     assert error.value.hint and list(counts(board)) == ["mwpm_correlated"]
     measure(board, cells, Plan(1000))
@@ -133,7 +134,7 @@ def test_interrupt_cancels_the_jobs(
     def interrupt(self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(board_cluster._Wait, "_query_next", interrupt)
+    monkeypatch.setattr(WatchedJob, "ask", interrupt)
     with pytest.raises(KeyboardInterrupt):
         measure(board, pairs(board, circuit, "mwpm", "mwpm_correlated"), Plan(1000))
     assert set(cluster.jobs().values()) == {"CANCELLED"} and not list(job.read_orders(board))
@@ -147,15 +148,16 @@ def test_withdrawn_order_is_not_measured(board: BoardLayout) -> None:
 def test_time_limit_keeps_the_measured_blocks(
     board: BoardLayout, circuit: BoardCircuit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = board_cluster._write_order(board, [(circuit.name, "mwpm")], Plan(1000), {"time": "7"})
+    monkeypatch.setattr(slurm, "submit", lambda *arguments, **more: [])
+    order = board_cluster._submit(board, [(circuit.name, "mwpm")], Plan(1000), {"time": "7"})
 
     def end(*arguments: object, **more: object) -> None:
-        raise slurm_job.JobEndingError("signal")
+        raise UncompletedJobError("signal")
 
     monkeypatch.setattr(job, "measure_cells", end)
     job.work(str(board.dir), order.name, 0)
     result = job.read_result(board, order.name, 0)
-    assert result is not None and result.error == "time limit of 7 minutes reached"
+    assert result is not None and "time=7" in str(result.error)
 
 
 def test_two_processes_do_not_submit_for_one_board(cluster: Cluster, board: BoardLayout) -> None:

@@ -13,13 +13,11 @@ import pytest
 
 from autoqec.errors import UsageError
 from autoqec.extensions.board import measure
-from autoqec.extensions.board.circuits import generate, load_circuits
+from autoqec.extensions.board.circuits import BLOCK_SHOTS, Model, generate, load_circuits
 from autoqec.extensions.board.contracts import BoardCircuit, BoardDecoder, BoardMeasurement
-from autoqec.extensions.board.decoders import add_decoders, load_decoders
+from autoqec.extensions.board.decoders import add_decoders, decoder_process, load_decoders
 from autoqec.extensions.board.measure import Plan, measure_cells
-from autoqec.extensions.board.process import decoder_process
 from autoqec.extensions.board.results import cells, read_measurements
-from autoqec.extensions.board.shots import BLOCK_SHOTS, Model
 from autoqec.store.layout import BoardLayout
 from autoqec.system import sandbox
 

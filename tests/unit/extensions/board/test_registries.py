@@ -14,7 +14,7 @@ import stim
 from autoqec.errors import UsageError
 from autoqec.extensions.board.circuits import add_circuit, load_circuits
 from autoqec.extensions.board.decoders import load_decoders
-from autoqec.extensions.board.registries import to_circuit_bench, to_qldpc_challenge
+from autoqec.extensions.board.export import to_circuit_bench, to_qldpc_challenge
 from autoqec.extensions.board.results import Cell, cells
 from autoqec.store.layout import BoardLayout
 from tests.unit.extensions.board.test_results import measurement

@@ -17,15 +17,19 @@ from autoqec.extensions.board import export
 from autoqec.extensions.board.circuits import add_circuit, load_circuit, load_circuits
 from autoqec.extensions.board.contracts import BoardCircuit, BoardMeasurement
 from autoqec.extensions.board.decoders import load_decoders
-from autoqec.extensions.board.page import HEIGHT, LABEL_HEIGHT, MARGIN, page, plot
+from autoqec.extensions.board.export import HEIGHT, LABEL_HEIGHT, MARGIN, page, plot
 from autoqec.extensions.board.results import (
+    advice,
     append_measurement,
     board_measurements,
+    cell_line,
     cells,
+    measurement_line,
+    missing_cells,
     pareto_front,
     read_measurements,
+    table_lines,
 )
-from autoqec.extensions.board.summary import advice, cell_line, measurement_line, missing_cells, table_lines
 from autoqec.models import load_models
 from autoqec.qec.stats import clopper_pearson, per_round
 from autoqec.store.layout import PACKAGED_BOARD, BoardLayout

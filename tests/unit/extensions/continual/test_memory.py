@@ -9,20 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoqec.errors import AutoqecError, ContractError, UsageError
-from autoqec.extensions.continual.memory.base import MemoryModuleConfig
-from autoqec.extensions.continual.memory.cheatsheet import CheatsheetConfig, CheatsheetMemory, parse_curation
-from autoqec.extensions.continual.memory.entries import (
+from autoqec.extensions.continual.memory.base import (
     CheatsheetEntry,
     Entry,
     ExperienceEntry,
+    MemoryModuleConfig,
     ReflectionEntry,
     parse_entry,
 )
-from autoqec.extensions.continual.memory.experience_db import ExperienceDBConfig, ExperienceDBMemory
-from autoqec.extensions.continual.memory.factory import MODULES, build_memory, load_memory, memory_factory
-from autoqec.extensions.continual.memory.history_list import HistoryList, HistoryListConfig
-from autoqec.extensions.continual.memory.hybrid import HybridMemory
-from autoqec.extensions.continual.memory.retrieval import RetrievalService
+from autoqec.extensions.continual.memory.modules import (
+    MODULES,
+    CheatsheetConfig,
+    CheatsheetMemory,
+    ExperienceDBConfig,
+    ExperienceDBMemory,
+    HistoryList,
+    HistoryListConfig,
+    HybridMemory,
+    RetrievalService,
+    build_memory,
+    load_memory,
+    memory_factory,
+    parse_curation,
+)
 
 
 def experience(obs: str, action: str = "a") -> ExperienceEntry:

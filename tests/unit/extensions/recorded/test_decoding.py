@@ -104,9 +104,9 @@ def test_an_env_names_only_predictions_that_every_block_has(data: Path) -> None:
     env, text = load_env(env_file)
     assert env.predicted_by == ("other",) and parse_env(text, location="env") == env
     assert "recorded:other" not in summarize_env(env, 1000).rates
-    with pytest.raises(UsageError, match="not every block has its predictions; known: recorded:other"):
+    with pytest.raises(UsageError, match="not all shots have its predictions; known: recorded:other"):
         load_env(write_recorded_env(data.parent, others=("recorded:another",)))
-    with pytest.raises(UsageError, match="not every block has its predictions"):
+    with pytest.raises(UsageError, match="not all shots have its predictions"):
         parse_env(text.replace("recorded:other", "recorded:another"), location="env")
     layout = yaml.safe_load((data / "recorded.yaml").read_text())
     del layout["blocks"][1]["predictions"]
@@ -119,7 +119,7 @@ def test_an_env_names_only_predictions_that_every_block_has(data: Path) -> None:
 def test_predictions_need_recorded_shots(data: Path) -> None:
     spec = load_env(write_recorded_env(data.parent))[0].dump()
     spec |= {"code": {"kind": "dem_file", "path": "a.dem"}, "baselines": ["mwpm", "recorded:other"]}
-    with pytest.raises(ValueError, match=r"require code kind `recorded_shots`"):
+    with pytest.raises(ValueError, match="known: none"):
         EnvSpec.model_validate(spec)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.extensions.recorded.env import preflight
 from autoqec.qec.backends import make_baseline
 from autoqec.qec.problem import Problem
@@ -25,8 +26,8 @@ def env_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_frozen_env_needs_no_files_and_holds_no_shots(env_file: Path) -> None:
     env, text = load_env(env_file)
-    assert parse_env(text, location="env") == env and env.recorded is not None and env.recorded.manifest is not None
-    assert {file.path for file in env.recorded.manifest.files} >= {"events0.b8", "flips1.01", "circuit.stim"}
+    assert parse_env(text, location="env") == env
+    assert {file.path for file in RecordedShotsCode.of(env).files.files} >= {"events0.b8", "flips1.01", "circuit.stim"}
     assert len(text) < 100_000
     preflight(env, env_file.parent / "data")
 
@@ -47,9 +48,9 @@ def test_priors_select_the_model_of_the_inner_decoder(env_file: Path) -> None:
 def test_estimated_baselines_need_recorded_shots(env_file: Path) -> None:
     env, _ = load_env(env_file)
     data = env.dump() | {"code": {"kind": "stim_file", "path": "circuit.stim"}}
-    with pytest.raises(ValueError, match="require code kind `recorded_shots`"):
+    with pytest.raises(ValueError, match="require a code kind with shots of its own"):
         EnvSpec.model_validate(data)
-    with pytest.raises(ValueError, match="requires backend `mwpm`"):
+    with pytest.raises(ValueError, match="requires backend mwpm"):
         EnvSpec.model_validate(env.dump() | {"backend": "bposd", "baselines": []})
 
 

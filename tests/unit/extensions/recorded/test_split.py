@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from autoqec.contracts.events import ShotsRead
-from autoqec.contracts.recorded import RecordedShotsCode
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded import shots as shots_module
 from autoqec.extensions.recorded import split as split_module
+from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.extensions.recorded.env import open_checked
 from autoqec.extensions.recorded.shots import Progress, RecordedShots
 from autoqec.extensions.recorded.split import EVENTS, OBSERVABLES, Split, VisibleShots, write_visible
@@ -25,12 +25,11 @@ from tests.support.recorded import note_chunks, recorded_env
 def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[RecordedShotsCode, RecordedShots, Shots]:
     """Return the code of an env of two files with 3500 shots each, the shots, and all of them at once."""
     env, _ = load_env(recorded_env(tmp_path_factory.mktemp("split")))
-    assert env.recorded is not None
     directory = tmp_path_factory.getbasetemp() / "split0" / "data"
     recorded = open_checked(env, directory)
     parts = [part for block in recorded.layout.blocks for part in recorded.chunks(block)]
     events, flips = (np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0]))
-    return env.recorded, recorded, Shots(events, flips)
+    return RecordedShotsCode.of(env), recorded, Shots(events, flips)
 
 
 def test_spans_are_disjoint_and_in_the_order_of_time(opened: tuple[RecordedShotsCode, RecordedShots, Shots]) -> None:

@@ -1,10 +1,8 @@
-"""SLURM commands, and how their output is interpreted."""
+"""Options of jobs, their submission, and what SLURM answers to it."""
 
 from __future__ import annotations
 
-import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,57 +10,16 @@ from typing import Any
 import pytest
 
 from autoqec.errors import UsageError
-from autoqec.extensions.slurm import job as slurm_job
+from autoqec.extensions.slurm import commands, jobs
 from autoqec.extensions.slurm import submission as slurm
-from autoqec.installation import IMPORT_DIR
-from tests.support.clusters import Cluster, fake_slurm
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    found = fake_slurm(tmp_path)
-    for name, value in found.env.items():
-        monkeypatch.setenv(name, value)
-    yield found
-    found.change(down=False)
-    for number, state in found.jobs().items():
-        if state == "PENDING":
-            found.ask("scancel", number)
-
-
-def put(cluster: Cluster, number: str, state: str, name: str = "a-round", why: str = "None") -> None:
-    """Add a job that never ran."""
-    assert cluster.conf is not None
-    place = cluster.conf.parent / f"job_{number}"
-    place.mkdir(exist_ok=True)
-    job = {"id": number, "name": name, "state": state, "why": why, "code": "1:0", "options": {"time": "7"}}
-    (place / "job.json").write_text(json.dumps(job))
-
-
-def test_elements_of_an_array_are_found_by_name_and_index(cluster: Cluster) -> None:
-    for number in ("4_0", "4_1", "9_0"):
-        put(cluster, number, "PENDING")
-    put(cluster, "3", "RUNNING", name="other")
-    assert slurm.find_jobs("a-round") == {0: "4_0", 1: "4_1"}, "the first that was asked for"
-    assert slurm.find_job("a-round", 1) == "4_1" and slurm.find_job("a-round", 2) is None
-    assert slurm.find_job("a-round") is None and slurm.find_job("other") == "3"
-
-
-def test_own_job_id_names_the_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert slurm_job.own_job_id() == "12"
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "11")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    assert slurm_job.own_job_id() == "11_3"
+from tests.support.clusters import Cluster
 
 
 def test_several_arguments_become_one_array(cluster: Cluster, tmp_path: Path) -> None:
     cluster.change(hold=True)
-    numbers = slurm.submit(
-        print, [("a",), ("b",)], folder=tmp_path / "job", name="two", options={"time": "5"}, package=tmp_path
-    )
+    numbers = slurm.submit(print, [("a",), ("b",)], folder=tmp_path / "job", name="two", options={"time": "5"})
     assert numbers == ["1_0", "1_1"] and cluster.jobs() == {"1_0": "PENDING", "1_1": "PENDING"}
-    slurm.cancel("1_0")
+    jobs.cancel("1_0")
     assert cluster.jobs() == {"1_0": "CANCELLED", "1_1": "PENDING"}
 
 
@@ -73,7 +30,7 @@ def test_job_sees_the_listed_variables_and_no_login_shell(
     monkeypatch.setenv("CUDA_HOME", "/opt/a b,c")
     monkeypatch.setenv("A_KEY", "secret")
     call, folder = "import os; print(os.environ.get('CUDA_HOME'), os.environ.get('A_KEY'))", tmp_path / "job"
-    (number,) = slurm.submit(exec, [(call,)], folder=folder, name="a", options={"time": "5"}, package=IMPORT_DIR)
+    (number,) = slurm.submit(exec, [(call,)], folder=folder, name="a", options={"time": "5"})
     cluster.await_state(number, "COMPLETED", "FAILED")
     assert "\n/opt/a b,c None\n" in (folder / f"{number}_0_log.out").read_text()
     assert "--export=" not in next(folder.glob("*.sh")).read_text()
@@ -81,7 +38,7 @@ def test_job_sees_the_listed_variables_and_no_login_shell(
 
 @pytest.mark.parametrize(("variable", "expected"), [("", "/tmp"), ("SLURM_TMPDIR=/node", "/node"), ("TMPDIR=/t", "/t")])
 def test_temporary_files_of_a_job_are_on_the_disk_of_its_node(variable: str, expected: str) -> None:
-    command = f"unset TMPDIR SLURM_TMPDIR; {variable}\n{slurm.NODE_SCRATCH}; echo $TMPDIR"
+    command = f"unset TMPDIR SLURM_TMPDIR; {variable}\n{commands.NODE_SCRATCH}; echo $TMPDIR"
     assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.strip() == expected
 
 
@@ -105,57 +62,6 @@ def test_time_is_whole_minutes(text: str, whole: int) -> None:
     assert slurm.minutes(text) == whole
 
 
-@pytest.mark.parametrize(
-    ("state", "life"),
-    [
-        ("PENDING", "alive"),
-        ("COMPLETING", "alive"),
-        ("COMPLETED", "ended"),
-        ("NODE_FAIL", "ended"),
-        ("TIMEOUT", "ended"),
-    ],
-)
-def test_queue_state_decides_whether_a_job_is_alive(cluster: Cluster, state: str, life: str) -> None:
-    put(cluster, "3", state, why="Resources")
-    found = slurm.query_job("3")
-    assert (found.life, found.state) == (life, state) and "Resources" in found.why
-    assert life == "alive" or "exit code 1:0" in found.why
-
-
-def test_job_out_of_the_queue_is_looked_up_in_the_accounting(cluster: Cluster) -> None:
-    put(cluster, "3", "CANCELLED")
-    cluster.change(forgets=True, accounting=True)
-    assert slurm.query_job("3") == ("ended", "CANCELLED", "exit code 1:0, 00:00:01 long")
-    cluster.change(accounting=False)
-    assert slurm.query_job("3") == ("gone", "", "Slurm accounting storage is disabled")
-
-
-def test_accounting_that_still_lists_a_job_as_running_is_outdated(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask(*argv: str) -> tuple[int, str]:
-        return (1, "slurm_load_jobs error: Invalid job id specified") if argv[0] == "squeue" else (0, "RUNNING|0:0|1")
-
-    monkeypatch.setattr(slurm, "run_command", ask)
-    assert slurm.query_job("3").life == "gone"
-
-
-def test_unreachable_controller_leaves_the_job_state_unknown(cluster: Cluster) -> None:
-    put(cluster, "3", "RUNNING")
-    cluster.change(down=True)
-    assert slurm.query_job("3").life == "unreachable"
-    with pytest.raises(ConnectionError):
-        slurm.find_job("a-round")
-
-
-def test_job_is_found_by_its_name(cluster: Cluster) -> None:
-    put(cluster, "3", "RUNNING", "another")
-    assert slurm.find_job("a-round") is None
-    put(cluster, "12", "PENDING")
-    put(cluster, "9", "COMPLETED")
-    assert slurm.find_job("a-round") == "9", "the first that was asked for"
-
-
 def test_check_submits_nothing(cluster: Cluster) -> None:
     slurm.check({"time": "5", "mem": "1G", "cpus": "1"})
     assert cluster.jobs() == {}
@@ -177,9 +83,7 @@ def queued(cluster: Cluster, place: Path, **options: str) -> str:
     """Submit a job that does nothing and return its number."""
     cluster.change(hold=True)
     folder = place / "job"
-    (number,) = slurm.submit(
-        print, [()], folder=folder, name="a-round", options={"time": "5", **options}, package=place
-    )
+    (number,) = slurm.submit(print, [()], folder=folder, name="a-round", options={"time": "5", **options})
     return number
 
 
@@ -212,7 +116,7 @@ def test_jobs_accepted_without_a_reply_find_their_calls(
     waits(monkeypatch)
     cluster.change(busy=1, late=True)
     folder = tmp_path / "a folder"
-    numbers = slurm.submit(print, arguments, folder=folder, name="late", options={"time": "5"}, package=IMPORT_DIR)
+    numbers = slurm.submit(print, arguments, folder=folder, name="late", options={"time": "5"})
     for number, (word,) in zip(numbers, arguments, strict=True):
         cluster.await_state(number, "COMPLETED", "FAILED")
         assert f"\n{word}\n" in (folder / f"{number}_0_log.out").read_text()
@@ -222,7 +126,7 @@ def test_job_does_not_find_the_call_of_a_submission_that_was_cut_off(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits(monkeypatch)
-    where: dict[str, Any] = {"folder": tmp_path / "job", "options": {"time": "5"}, "package": IMPORT_DIR}
+    where: dict[str, Any] = {"folder": tmp_path / "job", "options": {"time": "5"}}
     cluster.change(refuses="error: no")
     with pytest.raises(UsageError):
         slurm.submit(print, [("stale",)], name="first", **where)

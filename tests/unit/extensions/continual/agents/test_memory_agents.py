@@ -8,22 +8,29 @@ import pytest
 from pydantic import ValidationError
 
 from autoqec.errors import UsageError
-from autoqec.extensions.continual.agents.base import Agent, AgentConfig, fill_template
-from autoqec.extensions.continual.agents.cheatsheet import DynamicCheatsheetAgent, DynamicCheatsheetAgentConfig
-from autoqec.extensions.continual.agents.code_execution import CodeExecutionService, run_sandboxed
-from autoqec.extensions.continual.agents.history_agent import HistoryAgent, HistoryAgentConfig
-from autoqec.extensions.continual.agents.memory_agent import (
+from autoqec.extensions.continual.agents.base import (
+    Agent,
+    AgentConfig,
+    HistoryAgent,
+    HistoryAgentConfig,
     MemoryAgent,
     MemoryAgentConfig,
     MemorylessAgent,
     MemorylessAgentConfig,
+    ReflectionConfig,
+    ReflexionAgent,
+    ReflexionAgentConfig,
+    fill_template,
 )
-from autoqec.extensions.continual.agents.reflexion import ReflectionConfig, ReflexionAgent, ReflexionAgentConfig
+from autoqec.extensions.continual.agents.cheatsheet import (
+    CodeExecutionService,
+    DynamicCheatsheetAgent,
+    DynamicCheatsheetAgentConfig,
+    run_sandboxed,
+)
 from autoqec.extensions.continual.agents.registry import AGENTS, build_agent, parse_agent_config
-from autoqec.extensions.continual.memory.cheatsheet import CheatsheetConfig
-from autoqec.extensions.continual.memory.entries import Entry, ExperienceEntry, ReflectionEntry
-from autoqec.extensions.continual.memory.factory import build_memory
-from autoqec.extensions.continual.memory.hybrid import HybridConfig
+from autoqec.extensions.continual.memory.base import Entry, ExperienceEntry, ReflectionEntry
+from autoqec.extensions.continual.memory.modules import CheatsheetConfig, HybridConfig, build_memory
 from autoqec.system import sandbox
 from tests.support.models import FunctionModel, replies
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoqec.extensions.continual.environments.hall_of_fame import HallOfFame
+from autoqec.extensions.continual.environments.multi import HallOfFame
 from tests.support.batch_envs import ToyEnv
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.errors import UsageError
-from autoqec.extensions.continual.environments.datasets import build_dataset, parse_dataset_config
-from autoqec.extensions.continual.environments.ledger import gain_bin
+from autoqec.extensions.continual.environments.datasets import build_dataset, gain_bin, parse_dataset_config
 from tests.suites import environment_suite
 
 

@@ -17,9 +17,9 @@ from autoqec.extensions.continual.environments.design import (
     EnvFeatures,
     PredecoderDraft,
 )
+from autoqec.extensions.continual.environments.design_search import STRATEGIES, compare, mean_with_interval, run_search
 from autoqec.extensions.continual.environments.policy import PolicyLearner, input_size
 from autoqec.extensions.continual.environments.policy_ideator import design_from_config, propose
-from autoqec.extensions.continual.environments.strategies import STRATEGIES, compare, mean_with_interval, run_search
 from autoqec.ideators import space
 from autoqec.ideators.search_state import with_expected_labels
 from tests.support.envs import surface

@@ -7,9 +7,7 @@ from pydantic import ValidationError
 
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.continual.environments.base import Environment, Feedback, StepResult
-from autoqec.extensions.continual.environments.math_qa import MathQAEnv, extract_boxed
-from autoqec.extensions.continual.environments.mcq import MCQEnv
-from autoqec.extensions.continual.environments.qa import QAEnv
+from autoqec.extensions.continual.environments.qa import MathQAEnv, MCQEnv, QAEnv, extract_boxed
 
 
 def test_environment_is_abstract():

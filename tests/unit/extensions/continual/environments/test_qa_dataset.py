@@ -12,10 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from autoqec.errors import UsageError
-from autoqec.extensions.continual.environments.math_qa import MathQAEnv
-from autoqec.extensions.continual.environments.mcq import MCQEnv
-from autoqec.extensions.continual.environments.qa import QAEnv
-from autoqec.extensions.continual.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
+from autoqec.extensions.continual.environments.datasets import QAEnvDataset, QAEnvDatasetConfig
+from autoqec.extensions.continual.environments.qa import MathQAEnv, MCQEnv, QAEnv
 
 ROWS = [{"question": "2+2?", "answer": "4"}, {"question": "3+3?", "answer": "6"}]
 

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from autoqec.extensions.continual.environments.math_qa import MathQAEnv, read_number
-from autoqec.extensions.continual.environments.mcq import MCQEnv
+from autoqec.extensions.continual.environments.qa import MathQAEnv, MCQEnv, read_number
 
 CHOICES = ["red", "green", "blue", "Deep Purple"]
 LETTERS = [

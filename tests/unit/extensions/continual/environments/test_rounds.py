@@ -13,8 +13,7 @@ from autoqec.extensions.continual.design_rounds import WorkspaceRounds
 from autoqec.extensions.continual.environments import HallOfFame
 from autoqec.extensions.continual.environments.datasets import build_dataset, parse_dataset_config
 from autoqec.extensions.continual.environments.design import EnvFeatures, PredecoderDraft
-from autoqec.extensions.continual.environments.rounds import RoundRoutine, verified_task_info
-from autoqec.extensions.continual.environments.routines import loss_of
+from autoqec.extensions.continual.environments.routines import RoundRoutine, loss_of, verified_task_info
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace

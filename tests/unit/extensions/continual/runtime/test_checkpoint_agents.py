@@ -9,9 +9,8 @@ import yaml
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.errors import ContractError, UsageError
-from autoqec.extensions.continual.runtime.ablation import evaluate_ablation, gain
 from autoqec.extensions.continual.runtime.checkpoint_agents import analyst, ideator, load_agent
-from autoqec.extensions.continual.runtime.main import evaluate
+from autoqec.extensions.continual.runtime.main import evaluate, evaluate_ablation, gain
 from tests.support import rounds
 from tests.support.envs import surface
 from tests.support.models import FunctionModel

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 
 from autoqec.errors import ContractError, UsageError
-from autoqec.extensions.continual.agents.cheatsheet import DynamicCheatsheetAgent, DynamicCheatsheetAgentConfig
-from autoqec.extensions.continual.agents.memory_agent import (
+from autoqec.extensions.continual.agents.base import (
     MemoryAgent,
     MemoryAgentConfig,
     MemorylessAgent,
     MemorylessAgentConfig,
+    ReflexionAgent,
+    ReflexionAgentConfig,
 )
-from autoqec.extensions.continual.agents.reflexion import ReflexionAgent, ReflexionAgentConfig
+from autoqec.extensions.continual.agents.cheatsheet import DynamicCheatsheetAgent, DynamicCheatsheetAgentConfig
 from autoqec.extensions.continual.environments.qa import QAEnv
-from autoqec.extensions.continual.memory.history_list import HistoryListConfig
+from autoqec.extensions.continual.memory.modules import HistoryListConfig
 from autoqec.extensions.continual.runtime import RunTime, RunTimeConfig, checkpoints
 from autoqec.extensions.continual.runtime.checkpoints import CheckpointManager, RetentionPolicy, RuntimeState
 from tests.support.models import FunctionModel

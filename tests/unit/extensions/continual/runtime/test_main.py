@@ -19,17 +19,16 @@ import torch
 import yaml
 
 from autoqec.errors import ContractError, UsageError
-from autoqec.extensions.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig
+from autoqec.extensions.continual.agents.base import MemoryAgent, MemoryAgentConfig
 from autoqec.extensions.continual.environments.base import EnvDatasetConfig
+from autoqec.extensions.continual.environments.datasets import QAEnvDatasetConfig
 from autoqec.extensions.continual.environments.qa import QAEnv
-from autoqec.extensions.continual.environments.qa_dataset import QAEnvDatasetConfig
-from autoqec.extensions.continual.memory.factory import load_memory
-from autoqec.extensions.continual.memory.history_list import HistoryListConfig
+from autoqec.extensions.continual.memory.modules import HistoryListConfig, load_memory
+from autoqec.extensions.continual.runtime import checkpoints, logs
 from autoqec.extensions.continual.runtime import config as config_module
-from autoqec.extensions.continual.runtime import logs, rng
 from autoqec.extensions.continual.runtime.config import RunConfig, RunTimeConfig, load_config, resolve_paths
+from autoqec.extensions.continual.runtime.episode import validate
 from autoqec.extensions.continual.runtime.main import evaluate, evaluate_config, new_results_dir
-from autoqec.extensions.continual.runtime.validation import validate
 from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client
 from autoqec.extensions.language_models.clients.errors import LlmAuthError
 from tests.support.messages_server import MessagesServer
@@ -256,7 +255,7 @@ def test_seed_seeds_python_numpy_and_torch(tmp_path):
 
     evaluate(write(tmp_path, seed=5))
     first = draws()
-    rng.seed_all(5)
+    checkpoints.seed_all(5)
     assert draws() == first
     evaluate(write(tmp_path, seed=6))
     assert all(new != old for new, old in zip(draws(), first, strict=True))

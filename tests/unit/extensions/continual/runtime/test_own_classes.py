@@ -13,7 +13,7 @@ import yaml
 
 from autoqec.errors import UsageError
 from autoqec.extensions.continual.environments.base import Environment
-from autoqec.extensions.continual.runtime import checkpoint_agents, rng
+from autoqec.extensions.continual.runtime import checkpoint_agents, checkpoints
 from autoqec.extensions.continual.runtime.config import load_config
 from autoqec.extensions.continual.runtime.main import evaluate
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM
@@ -41,7 +41,7 @@ class Drawing(QAEnv):
         return {"correct": False, "target": "t", "message": "m", "score": draws["own"], "extra": draws}
 """
 OWN_AGENT = """
-from autoqec.extensions.continual.agents.memory_agent import MemoryAgent, MemorylessAgent
+from autoqec.extensions.continual.agents.base import MemoryAgent, MemorylessAgent
 
 
 class Polite(MemoryAgent):
@@ -152,7 +152,7 @@ def test_same_seed_gives_the_same_scores_from_the_command_line(tmp_path):
 
 
 def test_seeds_of_environments_differ():
-    seeds = {rng.env_seed(seed, phase, n) for seed in (1, 2) for phase in ("train", "val 1") for n in (0, 1)}
+    seeds = {checkpoints.env_seed(seed, phase, n) for seed in (1, 2) for phase in ("train", "val 1") for n in (0, 1)}
     assert len(seeds) == 8
     env = type("Env", (Environment,), {"reset": lambda self: "", "step": lambda self, action: None})()
     env.seed(3)

@@ -11,8 +11,8 @@ import pytest
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import ContractError, UsageError
-from autoqec.extensions.continual.memory.entries import CheatsheetEntry, ReflectionEntry
-from autoqec.extensions.continual.memory.factory import build_memory, load_memory
+from autoqec.extensions.continual.memory.base import CheatsheetEntry, ReflectionEntry
+from autoqec.extensions.continual.memory.modules import build_memory, load_memory
 from autoqec.extensions.continual.runtime.run_memory import CrossRunMemory, experiences
 from autoqec.extensions.language_models.contracts import Citation, Lesson
 from autoqec.store.files import load_env

@@ -13,14 +13,18 @@ from datetime import datetime
 import pytest
 
 from autoqec.errors import UsageError
-from autoqec.extensions.continual.agents.history_agent import HistoryAgent, HistoryAgentConfig
-from autoqec.extensions.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig
-from autoqec.extensions.continual.agents.reflexion import ReflexionAgent, ReflexionAgentConfig
-from autoqec.extensions.continual.environments.mcq import MCQEnv
-from autoqec.extensions.continual.environments.qa import QAEnv
+from autoqec.extensions.continual.agents.base import (
+    HistoryAgent,
+    HistoryAgentConfig,
+    MemoryAgent,
+    MemoryAgentConfig,
+    ReflexionAgent,
+    ReflexionAgentConfig,
+)
+from autoqec.extensions.continual.environments.qa import MCQEnv, QAEnv
 from autoqec.extensions.continual.runtime import RunTime, RunTimeConfig
 from autoqec.extensions.continual.runtime.episode import score_of
-from autoqec.extensions.continual.runtime.metrics import aggregate
+from autoqec.extensions.continual.runtime.scores import aggregate
 from tests.support.models import FunctionModel, replies
 from tests.support.text_envs import ListDataset, SpyAgent, SpyEnv, meeting
 

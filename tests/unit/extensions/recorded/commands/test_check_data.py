@@ -13,8 +13,8 @@ from rich.console import Console
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
-from autoqec.contracts.recorded import RecordedManifest
 from autoqec.extensions.recorded import estimation
+from autoqec.extensions.recorded.code import RecordedManifest, RecordedShotsCode
 from autoqec.extensions.recorded.estimation import with_probabilities
 from autoqec.qec.backends import make_backend
 from autoqec.qec.sampling import sample
@@ -108,8 +108,8 @@ def test_predictions_of_others_become_baselines_of_an_env(here: Path, capsys: py
     assert run_cli(group, ["add-env", "mine", "--recorded", "data", "--shots", "200"]) == 0
     assert "which a verified gain must beat: recorded:constant" in capsys.readouterr().out
     env, _ = load_env(here / "mine.yaml")
-    assert env.predicted_by == ("constant",) and env.recorded is not None and env.recorded.manifest is not None
-    assert "obs_flips_predicted_by_constant.01" in {file.path for file in env.recorded.manifest.files}
+    assert env.predicted_by == ("constant",)
+    assert "obs_flips_predicted_by_constant.01" in {file.path for file in RecordedShotsCode.of(env).files.files}
     chosen = ["add-env", "chosen", "--recorded", "data", "--shots", "200", "--baselines", "mwpm"]
     assert run_cli(group, chosen) == 0
     assert load_env(here / "chosen.yaml")[0].baselines == ("mwpm",)
@@ -177,7 +177,7 @@ def test_add_env_writes_env_and_manifest(here: Path, capsys: pytest.CaptureFixtu
     google_directory(here / "data")
     assert run_cli(group, ["add-env", "mine", "--recorded", "data", "--shots", "200"]) == 0
     env, _ = load_env(here / "mine.yaml")
-    assert env.recorded is not None and env.code.rounds == 3 and env.noise.model == "from_file"
+    assert RecordedShotsCode.of(env).rounds == 3 and env.noise.model == "from_file"
     manifest = RecordedManifest.read(json.loads((here / "mine.recorded.json").read_text()))
     assert manifest.shots == (4000,) and manifest.directory == "data"
     assert "detection_events.b8" in {file.path for file in manifest.files}
@@ -202,9 +202,9 @@ def test_block_size_and_candidates_are_options(here: Path, capsys: pytest.Captur
     options = ["--recorded", "data", "--shots", "100", "--block-shots", "20", "--candidates", "3"]
     assert run_cli(group, ["add-env", "mine", *options]) == 0
     env, _ = load_env(here / "mine.yaml")
-    assert env.recorded is not None and (env.recorded.block_shots, env.recorded.candidates) == (20, 3)
+    code = RecordedShotsCode.of(env)
+    assert (code.block_shots, code.candidates, code.files.estimated_shots) == (20, 3, 1000)
     assert env.baselines == ("mwpm", "mwpm_correlated", "mwpm_estimated", "mwpm_correlated_estimated")
-    assert env.recorded.manifest is not None and env.recorded.manifest.estimated_shots == 1000
     capsys.readouterr()
     assert run_cli(group, ["add-env", "few", "--recorded", "data", "--block-shots", "200"]) == 2
     check_error(capsys.readouterr().err.splitlines()[-2] + "\nhint: x", "each of 4 candidates")

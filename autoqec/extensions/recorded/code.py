@@ -1,12 +1,32 @@
-"""Recorded shots: `recorded.yaml` of a directory of shot files, and the manifest of the files that were read."""
+"""The code kind `recorded_shots`, with the contracts of `recorded.yaml` and of the manifest of the files.
+
+Every command that reads an env imports this module: what reads files or decodes is imported where it is used.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.code_source import FileCode
+from autoqec.errors import UsageError
+
+if TYPE_CHECKING:
+    import stim
+
+    from autoqec.cli.new_env import EnvOptions
+    from autoqec.contracts.env import EnvSpec
+    from autoqec.contracts.events import OnEvent
+    from autoqec.extensions.recorded.session import RecordedSession
+    from autoqec.extensions.recorded.shot_source import RecordedRunShots, RecordedShotSource
+    from autoqec.qec.codes import Source
+    from autoqec.qec.problem import Problem
+    from autoqec.store.layout import RunLayout
+
+AGAIN = "write the env again with `autoqec add-env --recorded --force`"
 
 
 class RecordedBlock(Contract):
@@ -91,13 +111,18 @@ class RecordedManifest(Contract):
     estimated_shots: int = Field(default=0, ge=0, description="first shots from which it was estimated")
 
 
-class RecordedShotsCode(Contract):
+class RecordedShotsCode(FileCode):
     """Recorded shots of a circuit or detector error model, divided by time into training, validation and test.
 
     The frozen env carries the manifest with the hashes of all files and the texts of both models; shots are never
     copied into it. Blocks of `block_shots` successive shots are counted from the first shot; the test blocks come last.
     """
 
+    own_noise: ClassVar[bool] = True
+    own_shots: ClassVar[bool] = True
+    backends: ClassVar[tuple[str, ...]] = ("mwpm",)  # gains are measured against matching
+    compared: ClassVar[tuple[str, ...]] = ("mwpm_estimated", "mwpm_correlated_estimated")
+    example: ClassVar[tuple[str, str] | None] = ("recorded_example", "recorded shots of a simulated device")
     kind: Literal["recorded_shots"] = Field(default="recorded_shots", description="selects this code source")
     path: str = Field(description="manifest that `autoqec add-env --recorded` wrote, relative to the env file")
     rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
@@ -124,3 +149,103 @@ class RecordedShotsCode(Contract):
         if self.train + self.validation >= 1:
             raise ValueError(f"train {self.train:g} + validation {self.validation:g} leave no blocks for the test")
         return self
+
+    @classmethod
+    def of(cls, env: EnvSpec) -> RecordedShotsCode:
+        """Return the code of an env of recorded shots."""
+        code: Any = env.code
+        assert isinstance(code, cls)
+        return code
+
+    @property
+    def files(self) -> RecordedManifest:
+        """Return the manifest; UsageError if the env was not loaded from its file."""
+        if self.manifest is None:
+            raise UsageError("`code.manifest` is missing", location="env", hint="load the env from its env file")
+        return self.manifest
+
+    @property
+    def predicted_by(self) -> tuple[str, ...] | None:
+        """Names of the other decoders whose predictions every block has; None before the manifest is read."""
+        return None if self.manifest is None else self.manifest.layout.predicted_by
+
+    def with_content(self, content: str, directory: Path, hint: str) -> Self:
+        """Return the code with its manifest and the texts of its models."""
+        from autoqec.extensions.recorded.env import read_models
+
+        manifest, given, estimated = read_models(self, content, directory)
+        return self.model_copy(update={"manifest": manifest, "text": given, "estimated": estimated})
+
+    def build(self, env: EnvSpec, p: float | None) -> Source:
+        """Return the given model."""
+        import stim
+
+        is_dem = self.files.layout.model.endswith(".dem")
+        return stim.DetectorErrorModel(self.text) if is_dem else stim.Circuit(self.text)
+
+    def decoder_model(self, env: EnvSpec, source: Source) -> stim.DetectorErrorModel | None:
+        """Return the estimated model if it gives the weights of the inner decoder."""
+        return self.estimated_model(env, source) if self.priors == "estimated" else None
+
+    def estimated_model(self, env: EnvSpec, source: Source) -> stim.DetectorErrorModel:
+        """Return the model that was estimated from the training shots."""
+        import stim  # the candidate's process calls this: no matching library is to be imported
+
+        location = f"env `{env.name}`"
+        try:
+            model = stim.DetectorErrorModel(self.estimated or "")
+        except ValueError as error:
+            message = f"stim cannot read the estimated model ({str(error).strip().splitlines()[0]})"
+            raise UsageError(message, location=location, hint=AGAIN) from error
+        sizes = (model.num_detectors, model.num_observables)
+        if sizes != (source.num_detectors, source.num_observables):
+            message = (
+                f"the estimated model has {sizes[0]} detectors and {sizes[1]} observables, the given one "
+                f"{source.num_detectors} and {source.num_observables}"
+            )
+            raise UsageError(message, location=location, hint=AGAIN)
+        return model
+
+    def shot_source(self, problem: Problem, directory: Path | None, simulated: bool) -> RecordedShotSource:
+        """Return the source of the copies in `directory`."""
+        from autoqec.extensions.recorded.shot_source import RecordedShotSource
+
+        return RecordedShotSource.open(problem, directory, simulated)
+
+    def check_start(self, env: EnvSpec, env_dir: Path, on_event: OnEvent) -> RecordedRunShots:
+        """Compare the files with their hashes, and the visible shots with their model."""
+        from autoqec.extensions.recorded.shot_source import check_start
+
+        return check_start(env, env_dir, on_event)
+
+    def check_moved(self, env: EnvSpec, directory: Path, location: str, on_event: OnEvent) -> RecordedRunShots:
+        """Compare the files in a directory with the hashes in the env of a run."""
+        from autoqec.extensions.recorded.shot_source import check_moved
+
+        return check_moved(env, directory, on_event)
+
+    def check_resumed(self, env: EnvSpec, layout: RunLayout) -> None:
+        """Check that a run has its copies and knows an existing directory of the files."""
+        from autoqec.extensions.recorded.shot_source import check_resumed
+
+        check_resumed(env, layout)
+
+    def verification_session(self) -> type[RecordedSession]:
+        """Return the session that tests on sealed blocks."""
+        from autoqec.extensions.recorded.session import RecordedSession
+
+        return RecordedSession
+
+    @classmethod
+    def write_example(cls, directory: Path) -> Path:
+        """Generate the shots of a simulated device, and their env."""
+        from autoqec.extensions.recorded.example import write_example
+
+        return write_example(directory)
+
+    @classmethod
+    def env_options(cls) -> EnvOptions:
+        """Return the options of `autoqec add-env --recorded`."""
+        from autoqec.extensions.recorded.commands.recorded_shots import ENV_OPTIONS
+
+        return ENV_OPTIONS

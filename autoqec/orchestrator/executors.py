@@ -1,7 +1,4 @@
-"""Executors that measure rounds on this machine, one after another or several at once.
-
-`executors.slurm` measures every round in a job of a cluster.
-"""
+"""What measures rounds: the protocol of executors, and those of this machine, one round after another or several."""
 
 from __future__ import annotations
 
@@ -24,15 +21,11 @@ MeasureRound = Callable[[RunnerConfig, OnEvent], RoundMetrics]
 class RoundFuture(Protocol):
     """A submitted measurement."""
 
-    def result(self) -> RoundMetrics:
-        """Wait for the measurement and return its result; raises what the measurement raised."""
-        ...
-
-    def wait(self, may_start: Callable[[], bool]) -> RoundMetrics | None:
-        """Wait as `result`; where `capacity` may grow meanwhile, return None once a further round may start.
+    def result(self, may_start: Callable[[], bool] = lambda: False) -> RoundMetrics | None:
+        """Wait for the measurement and return its result; raises what the measurement raised.
 
         Args:
-            may_start: Whether a further round may start.
+            may_start: Whether a further round may start; where `capacity` grows meanwhile, None is returned then.
         """
         ...
 
@@ -65,10 +58,6 @@ class Executor(Protocol):
         """Verify a candidate, write its report and return it; raises what `verifier.verify` raises."""
         ...
 
-    def release(self) -> None:
-        """Give up what is held for further rounds, since none follows; `submit` acquires it again."""
-        ...
-
 
 def run_round(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
     """Measure a round in a child of this process. Thread-safe: it only uses the files of the round."""
@@ -87,13 +76,10 @@ def verify_here(request: VerifyRequest, on_event: OnEvent) -> VerifyReport:
 
 class _LazyFuture:
     def __init__(self, task: Callable[[], RoundMetrics]) -> None:
-        self._work = task
+        self._task = task
 
-    def result(self) -> RoundMetrics:
-        return self._work()
-
-    def wait(self, may_start: Callable[[], bool]) -> RoundMetrics:
-        return self.result()
+    def result(self, may_start: Callable[[], bool] = lambda: False) -> RoundMetrics:
+        return self._task()
 
     def cancel(self) -> None:
         pass
@@ -113,9 +99,6 @@ class SerialExecutor:
 
     verify = staticmethod(verify_here)
 
-    def release(self) -> None:
-        """Do nothing: a round holds nothing once it is measured."""
-
 
 class _ThreadFuture:
     """Runs the measurement in a daemon thread, so that an abandoned one does not keep the process from exiting."""
@@ -130,14 +113,11 @@ class _ThreadFuture:
         except BaseException as error:
             self._outcome.put(error)
 
-    def result(self) -> RoundMetrics:
+    def result(self, may_start: Callable[[], bool] = lambda: False) -> RoundMetrics:
         outcome = self._outcome.get()
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
-
-    def wait(self, may_start: Callable[[], bool]) -> RoundMetrics:
-        return self.result()
 
     def cancel(self) -> None:
         pass
@@ -175,9 +155,6 @@ class ParallelExecutor:
         return _ThreadFuture(lambda: self._run_when_free(config, on_event))
 
     verify = staticmethod(verify_here)
-
-    def release(self) -> None:
-        """Do nothing: a slot is free once its round is measured."""
 
     def _run_when_free(self, config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
         try:
