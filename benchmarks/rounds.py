@@ -237,7 +237,7 @@ def start_rows(sizes: tuple[int, int] = (100, 1000)) -> list[Row]:
                 found[size] = (measure_startup(layout), for_each_ref_s)
         (small, _), (large, for_each_ref_s) = (found[size] for size in sizes)
         figure = f"{large}; {large.seconds / for_each_ref_s:.0f} x one `git for-each-ref`"
-        against = f"{small} at {sizes[0]}; aim: <= 20 git processes, at most linear"
+        against = f"{small} at {sizes[0]}; aim: <= 25 git processes, at most linear"
         rows.append(Row(f"start-up reconcile, {sizes[1]:,} {name}", figure, against, f"one start each{load_note()}"))
     return rows
 

@@ -9,7 +9,7 @@ from autoqec.orchestrator.budget import rounds_since_front_change, used_hours
 from autoqec.store.run_state import RunState
 
 if TYPE_CHECKING:
-    from autoqec.extensions.language_models.clients.ledger import UsageTotals
+    from autoqec.store.model_calls import UsageTotals
 
 HOURS = ("compute_hours", "cpu_hours", "gpu_hours")
 

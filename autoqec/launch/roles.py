@@ -88,9 +88,7 @@ def build_roles(
             analyst=models.analyst() if "analyst" in choice.models else analyst.analyse,
             open_modules=choice.open_modules and "coder" in choice.models,
         ),
-        RunBudget(
-            **limits, stop_condition=lambda state: models.budget_message, extra_hours=lambda: models.trials.hours
-        ),
+        RunBudget(**limits, stop_condition=lambda state: models.budget_message, extra_hours=lambda: models.tools.hours),
     )
 
 

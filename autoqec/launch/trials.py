@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import Begun
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import MAX_LOG_CHARS, RunnerConfig, Trial, utc_now
-from autoqec.contracts.views import CoderView, RoundRow
+from autoqec.contracts.views import CoderView
 from autoqec.extensions.language_models.clients.deadline import time_not_counted
 from autoqec.extensions.language_models.roles.data_blocks import sanitize, sanitize_lines
 from autoqec.ideators.proposal_checks import find_equivalent_round
@@ -73,7 +73,7 @@ class Trials:
     def find_duplicate(self, config: dict[str, Any], modules: Mapping[str, str]) -> int | None:
         """Return the recorded round with an equivalent config and the same code; None if there is none."""
         digest, rows = self.code_digest(modules), self._run.memory.state.rounds.values()
-        summaries = cast("list[RoundRow]", [found.summary for found in rows])
+        summaries = [found.summary for found in rows]
         finetunes = self._run.env.backend == "mwpm"
         return find_equivalent_round(
             summaries, parse_dsl(config), finetunes, lambda row: self.code_of(row["branch"]) == digest

@@ -158,7 +158,7 @@ def start_round(run: Run, on_event: OnEvent) -> StartedRound:
     atomic.make_dir(run.layout.round(number).dir)
     failpoint("begun")
     on_event(RoundStarted(round=number, phase="thinking"))
-    attempt = Attempt(begun.round_attempt_id, number, begun.at)
+    attempt = Attempt(begun.round_attempt_id, number, begun)
     try:
         planned, edits, tips = plan_round(run, attempt)
     except RoundError as failure:
@@ -332,7 +332,7 @@ def _record_row(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
     """Append the row, which is the commit point of the round, and update the views."""
     run.memory.append_round(row)
     failpoint("row_appended")
-    run.memory.update_views(row)
+    run.memory.rebuild_views()
     failpoint("views_written")
     on_event(RoundRecorded(round=row.round, phase="done", row=row))
 

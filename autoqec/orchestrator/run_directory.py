@@ -108,7 +108,6 @@ def remove_deleted_run(repo: Repo, run: DeletedRun) -> list[str]:
     for name in sorted(names):
         if name.startswith(prefix):
             repo.worktree_remove(worktrees / name)
-            repo.worktree_prune(worktrees, prefixes=(name,))
             shutil.rmtree(worktrees / name, ignore_errors=True)
     in_use = {f"refs/heads/{branch}" for branch in repo.checked_out_branches()}
     updates = [RefUpdate(ref, None, sha) for ref, sha in run.refs.items() if ref not in in_use]

@@ -13,10 +13,7 @@ from autoqec.contracts.verdict import (
     SequentialTest,
     Verdict,
 )
-from autoqec.qec.stats import detectable_effect, paired_effect
-from autoqec.verification.sequential import e_lond_weight
-
-MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
+from autoqec.qec.stats import detectable_effect
 
 # These guards show harm or missing answers; every other guard shows that the figures cannot be trusted.
 FAILING_GUARDS = frozenset({"complete", "other_points", "other_members"})
@@ -42,8 +39,8 @@ def decide(
         guards: All guards.
         baselines: All baselines on the effect draw; those stronger than the baseline decoder are named.
     """
-    if (found := failure(test, guards, "sequential test")) is not None:
-        return found
+    if (refused := refusal("sequential test", test, guards)) is not None:
+        return refused
     unmet = _unmet_conditions(env, test, effect)
     if unmet:
         return "INCONCLUSIVE", unmet
@@ -56,19 +53,15 @@ def decide(
     )
 
 
-def failure(test: SequentialTest | None, guards: Sequence[Guard], kind: str) -> tuple[Verdict, tuple[str, ...]] | None:
-    """Return the verdict on harm or a tripped guard, with its reasons; None if there is neither.
-
-    Args:
-        test: The test; None if it was not reached.
-        guards: All guards.
-        kind: What the reasons call the test.
-    """
+def refusal(
+    name: str, test: SequentialTest | None, guards: tuple[Guard, ...]
+) -> tuple[Verdict, tuple[str, ...]] | None:
+    """Return FAILED or SUSPICIOUS with the reasons if the test `name` shows harm or a guard tripped; None if not."""
     tripped = [guard for guard in guards if not guard.passed]
     lines = [f"guard {guard.name}: {guard.evidence}" for guard in tripped]
     harm = test is not None and test.stopped_by == "harm"
     if test is not None and harm:
-        lines.insert(0, f"{kind}: harm, e-value {test.e_value_harm:.3g} against the candidate")
+        lines.insert(0, f"{name}: harm, e-value {test.e_value_harm:.3g} against the candidate")
     if not lines:
         return None
     failed = harm or any(guard.name in FAILING_GUARDS for guard in tripped)
@@ -128,7 +121,7 @@ def null_power(effect: PairedEffect) -> str:
 
 
 def required_gain(env: EnvSpec) -> str:
-    """Return the env's minimum gain in per cent."""
+    """Return the env's minimum gain in percent."""
     return f"{100 * env.protocol.min_relative_gain:g}%"
 
 
@@ -167,13 +160,3 @@ def _claim_of_members(members: Sequence[MemberResult]) -> str:
     ]
     text = f" A gain is also claimed for {'; '.join(gains)} (intervals that hold together)." if held else ""
     return text + (f" It is not shown for {'; '.join(map(str, open_))}." if open_ else "")
-
-
-def simultaneous_effect(effect: PairedEffect, attempt_index: int, n_intervals: int = 1) -> PairedEffect:
-    """Widen the intervals so that those of all attempts of a run hold together with 95% confidence.
-
-    Attempt t gets miscoverage 5% / (t (t + 1)); these sum to 5% over the run, so the interval of an attempt that was
-    selected for its large gain is covered as well as any other. Several intervals of one attempt share its part.
-    """
-    confidence = 1 - MISCOVERAGE * e_lond_weight(attempt_index) / n_intervals
-    return paired_effect(effect.counts, reference=effect.reference, p=effect.p, confidence=confidence)

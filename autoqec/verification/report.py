@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.env import CodeMember, EnvSpec, StimGeneratorCode
 from autoqec.contracts.events import CompositionCompared, VerdictReached
-from autoqec.contracts.round import PairedCounts, utc_now
+from autoqec.contracts.round import utc_now
 from autoqec.contracts.verdict import (
     Composition,
     Cost,
@@ -33,12 +33,11 @@ from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
 from autoqec.verification import artifact, guards
-from autoqec.verification.baselines import reference_errors
 from autoqec.verification.composition import evaluate_composition
-from autoqec.verification.decision import null_power, simultaneous_effect
+from autoqec.verification.decision import null_power
 from autoqec.verification.request import SHOTS_DIFFER
-from autoqec.verification.session import Evidence, VerificationSession
-from autoqec.verification.shot_stream import CHUNK, commitment
+from autoqec.verification.session import Evidence, VerificationSession, simultaneous_effect
+from autoqec.verification.shot_stream import commitment
 
 _TEMPLATE = "report.md.j2"
 # Not determined by the shots: time and resources, and the machine itself. (History records the sandbox as well.)
@@ -74,7 +73,7 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
         The report; its `judge_wallclock_s` is 0, for the caller to set.
     """
     request, env, shot_stream = session.request, session.env, session.shot_stream
-    effect = session.reference_effect
+    effect = evidence.effects.get(session.reference)
     baselines = session.baselines.results(evidence.effects) if evidence.effects else ()
     cost = count_cost(session, evidence)
     all_guards = _guards(session, evidence, cost, recorded_circuit)
@@ -178,9 +177,7 @@ def _guards(
     session: VerificationSession, evidence: Evidence, cost: Cost | None, recorded_circuit: str | None
 ) -> tuple[Guard, ...]:
     request, env, frozen = session.request, session.env, session.frozen
-    if evidence.recorded is not None and not evidence.recorded.blocks:
-        return (guards.first_draw(frozen.sha256, request.tested_artifacts),)
-    found = [
+    found = (
         guards.seed_bands(env, session.shot_stream.seeds),
         guards.same_circuit(
             session.problem, evidence.model.circuit_sha256 if evidence.model else None, recorded_circuit
@@ -195,27 +192,8 @@ def _guards(
             repeated_shots=evidence.repeated_shots,
         ),
         guards.first_draw(frozen.sha256, request.tested_artifacts),
-    ]
-    # Recorded shots have no independent draw to compare a rate with, and rates drift after the validation blocks.
-    sampled = evidence.recorded is None
-    if sampled and evidence.test is not None:
-        shots = max(CHUNK, request.profile.judge_effect_shots // 5)
-        counts = _baseline_counts(evidence.test.counts, evidence.effects.get(env.plain))
-        found.append(guards.baseline_interval(counts, *reference_errors(session.problem, shots)))
-    if evidence.effects:
-        found.append(guards.own_predictions(evidence.effects, session.inner_decoder))
-    found += evidence.guards
-    if sampled:
-        found.append(guards.claimed_gain(request.claimed, evidence.effects.get(env.plain)))
-    return tuple(found)
-
-
-def _baseline_counts(test: PairedCounts, effect: PairedEffect | None) -> PairedCounts:
-    """Return the baseline decoder's shots and errors in test and effect draw together."""
-    if effect is None:
-        return test
-    total = {name: getattr(test, name) + getattr(effect.counts, name) for name in ("shots", "errors_reference")}
-    return test.model_copy(update=total)
+    )
+    return session.all_guards(found)
 
 
 def _composition(session: VerificationSession, evidence: Evidence, verdict: Verdict) -> Composition | None:
@@ -238,16 +216,18 @@ def _composition(session: VerificationSession, evidence: Evidence, verdict: Verd
 
 def _not_tested(session: VerificationSession, evidence: Evidence, effect: PairedEffect | None) -> tuple[str, ...]:
     lines = [
-        "noise other than the env's circuit, other codes, and hardware data"
-        if evidence.recorded is None
-        else "shots of other times, devices and codes, and looks of other runs at the same test blocks",
+        session.untested_shots,
         "latency on a real-time system: the cost is counted, not measured against a deadline",
         *(["cost on the family's other circuits: it is counted and measured on the target"] * bool(evidence.members)),
         *evidence.not_run,
     ]
     if len(session.env.points) == 1:
         lines.append("any other operating point: the env names one")
-    if evidence.recorded is None and effect is not None and (effect.relative_low is None or effect.relative_low <= 0):
+    if (
+        not session.env.code.own_shots
+        and effect is not None
+        and (effect.relative_low is None or effect.relative_low <= 0)
+    ):
         lines.append(f"small gains: {null_power(effect)}")
     if session.request.claimed is None:
         lines.append("the round's own claims of cost and gain: none were given")

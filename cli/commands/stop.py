@@ -7,7 +7,9 @@ import click
 from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
+from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
+from autoqec.system import run_lock
 
 
 @click.command("stop")
@@ -27,9 +29,6 @@ def command(run: str, out: Output) -> None:
 
 def _stop_process(layout: RunLayout) -> str:
     """Ask the process that runs rounds to end; return when it does."""
-    from autoqec.store import run_control
-    from autoqec.system import run_lock
-
     owner, location = run_lock.read(layout.root), f"run {layout.run_id}"
     if run_lock.is_locked(layout.root):
         if owner.get("command", "run") != "run":

@@ -2,7 +2,7 @@
 
 The candidate at position t of the run's stream is tested on the t-th part of the sealed blocks, once: no later
 candidate depends on the shots that it will be tested on. Per block the candidate is paired with every baseline on the
-same shots (`qec.recorded.block_comparison`). Predictions of other decoders that the env names as `recorded:NAME` are
+same shots (`block_comparison`). Predictions of other decoders that the env names as `recorded:NAME` are
 read from their files, which no sandbox can reach, and are baselines like the others. The null hypothesis "not better
 than some baseline by the minimum gain" is rejected if each baseline's e-value reaches the level of e-LOND, so the
 smallest e-value is the evidence. The report's effect is against the strongest baseline, the one with the fewest errors
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoqec.contracts.env import CORRELATED, PREDICTED, EnvSpec
+from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent
 from autoqec.contracts.verdict import (
     BaselineResult,
@@ -31,6 +31,7 @@ from autoqec.contracts.verdict import (
     Verdict,
 )
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded import decision
 from autoqec.extensions.recorded.block_comparison import BlockCounts
 from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.extensions.recorded.decoding import PredictedSpan
@@ -43,10 +44,9 @@ from autoqec.store.layout import recorded_location
 from autoqec.verification import guards
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
-from autoqec.verification.decision import MISCOVERAGE, failure, required_gain
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import e_lond_level, e_lond_weight
-from autoqec.verification.session import Evidence, VerificationSession
+from autoqec.verification.session import MISCOVERAGE, Evidence, VerificationSession
 from autoqec.verification.shot_stream import SEALED, ShotStream
 
 MAX_LOG_E = 690.0  # JSON has no infinity
@@ -101,8 +101,6 @@ class RecordedSession(VerificationSession):
         self.split = Split.of(self.code)
         self.span = self.split.part(request.attempt_index)
         self.counts: dict[str, BlockCounts] = {}
-        if self.code.priors == "estimated":
-            self.inner_decoder = "mwpm_estimated"
         self._predicted: PredictedSpan | None = None
         if self.span is not None:
             progress = Progress(on_event)
@@ -133,6 +131,38 @@ class RecordedSession(VerificationSession):
         self.evidence.not_run.append("every step: no sealed blocks are left")
         return self.evidence
 
+    untested_shots = "shots of other times, devices and codes, and looks of other runs at the same test blocks"
+
+    def all_guards(self, found: tuple[Guard, ...]) -> tuple[Guard, ...]:
+        """Return the guards; the first draw alone if nothing was measured.
+
+        Device shots have no independent draw to compare a rate with, and rates drift after the validation blocks.
+        """
+        if self.span is None:
+            return tuple(guard for guard in found if guard.name == "first_draw")
+        inner = "mwpm_estimated" if self.code.priors == "estimated" else self.env.plain
+        effects = self.evidence.effects
+        own = (guards.own_predictions(effects, inner),) if effects else ()
+        return (*found, *own, *self.evidence.guards)
+
+    def decide(
+        self, checked: tuple[Guard, ...], baselines: tuple[BaselineResult, ...]
+    ) -> tuple[Verdict, tuple[str, ...]]:
+        """Return the verdict and its reasons."""
+        assert self.evidence.recorded is not None
+        test, effect, spent = self.evidence.test, self.effect_measured, self.evidence.recorded
+        return decision.decide_recorded(self.env, test, effect, checked, spent, baselines)
+
+    def claim(self, verdict: Verdict, baselines: tuple[BaselineResult, ...], members: tuple[MemberResult, ...]) -> str:
+        """Return the statement that the evidence supports."""
+        assert self.evidence.recorded is not None
+        return decision.claim_recorded(self.env, verdict, self.effect_measured, self.evidence.recorded)
+
+    def simultaneous_effect(self) -> PairedEffect | None:
+        """Return the gain with an interval that holds together with those of all attempts of the run."""
+        measured = self.effect_measured
+        return None if measured is None else self.effect(measured.reference, simultaneous=True)
+
     def _spent(self, first_block: int, blocks: int) -> RecordedEvidence:
         left = max(self.split.candidates - self.request.attempt_index, 0)
         return RecordedEvidence(
@@ -142,23 +172,6 @@ class RecordedSession(VerificationSession):
             blocks_left=left * self.split.part_blocks,
             candidates_left=left,
         )
-
-    def decide(
-        self, all_guards: tuple[Guard, ...], baselines: tuple[BaselineResult, ...]
-    ) -> tuple[Verdict, tuple[str, ...]]:
-        """Return the verdict on recorded shots and its reasons."""
-        evidence = self.evidence
-        assert evidence.recorded is not None
-        return decide_recorded(self.env, evidence.test, self.reference_effect, all_guards, evidence.recorded, baselines)
-
-    def claim(self, verdict: Verdict, baselines: tuple[BaselineResult, ...], members: tuple[MemberResult, ...]) -> str:
-        """Return what may be claimed on recorded shots."""
-        assert self.evidence.recorded is not None
-        return claim_recorded(self.env, verdict, self.reference_effect, self.evidence.recorded)
-
-    def simultaneous_effect(self) -> PairedEffect | None:
-        """Return the gain over the strongest baseline with an interval that holds for all attempts together."""
-        return None if self.reference_effect is None else self.effect(self.reference, simultaneous=True)
 
     def _measure(self, evaluation: CandidateEvaluation) -> None:
         """Test on the blocks, then run the canary, on sampled shots."""
@@ -270,71 +283,3 @@ def _directory(round_dir: Path) -> Path:
 
 def _exp(value: float) -> float:
     return math.exp(min(value, MAX_LOG_E))
-
-
-def decide_recorded(
-    env: EnvSpec,
-    test: SequentialTest | None,
-    effect: PairedEffect | None,
-    all_guards: tuple[Guard, ...],
-    spent: RecordedEvidence,
-    baselines: Sequence[BaselineResult],
-) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict on recorded shots and its reasons; see `decide`.
-
-    Args:
-        env: Names the minimum gain.
-        test: The test with the smallest e-value of all baselines; None if it was not reached.
-        effect: The gain over the strongest baseline on the same blocks.
-        all_guards: All guards.
-        spent: The blocks of the test, and those that are left.
-        baselines: All baselines on the same blocks; the gain over each must be shown.
-    """
-    left = f"{spent.blocks_left} sealed blocks are left, enough for {spent.candidates_left} more candidates"
-    if not spent.blocks:
-        return "INCONCLUSIVE", (f"no evidence is left: all sealed blocks are spent, {left}; record more shots",)
-    if (found := failure(test, all_guards, "block test")) is not None:
-        return found[0], (*found[1], left)
-    if test is None or effect is None:
-        return "INCONCLUSIVE", ("block test: not run", left)
-    low = 100 * min(baseline.against.relative_low or 0.0 for baseline in baselines)
-    figures = (
-        f"block test: smallest e-value {test.e_value:.3g} of {test.threshold:.3g} needed, against "
-        f"{len(spent.e_values)} baselines, after {spent.blocks} blocks of {spent.block_shots} shots"
-    )
-    if effect.counts.errors_reference == 0:
-        return "INCONCLUSIVE", (figures, _without_errors(effect), left)
-    if spent.blocks_too_short:
-        correlation = f"correlation {spent.autocorrelation:.2f}" if spent.autocorrelation is not None else "correlated"
-        return "INCONCLUSIVE", (figures, f"successive blocks are correlated ({correlation}): blocks too short", left)
-    gain = f"effect: at least {low:.1f}% fewer errors than each baseline (needed {required_gain(env)})"
-    if test.stopped_by != "evidence" or low < 100 * env.protocol.min_relative_gain or low <= 0:
-        return "INCONCLUSIVE", (figures, gain, left)
-    return "VERIFIED", (figures, gain, f"all {len(all_guards)} guards passed", left)
-
-
-def claim_recorded(env: EnvSpec, verdict: Verdict, effect: PairedEffect | None, spent: RecordedEvidence) -> str:
-    """Return the statement that the evidence on recorded shots supports, in one sentence."""
-    where = f"the recorded shots of {env.name}"
-    if effect is not None and effect.counts.errors_reference == 0:
-        return f"Nothing is claimed on {where}: {_without_errors(effect)}."
-    if effect is None or effect.relative is None or effect.relative_low is None or effect.relative_high is None:
-        return f"Nothing is claimed on {where}: there is no measured gain."
-    low, high = 100 * effect.relative_low, 100 * effect.relative_high
-    figures = (
-        f"{100 * effect.relative:.1f}% [{low:.1f}, {high:.1f}] fewer logical errors per shot than {effect.reference}"
-    )
-    shots = f"95% interval under drift, {effect.counts.shots:,} sealed shots in {spent.blocks} blocks"
-    if verdict != "VERIFIED":
-        return f"Nothing is claimed on {where}: measured were {figures} ({shots}), verdict {verdict}."
-    return f"On {where}, {env.plain} with this predecoder makes {figures}, the strongest baseline ({shots})."
-
-
-def _without_errors(effect: PairedEffect) -> str:
-    """Return why there is no gain over the reference of an effect, which made no error."""
-    predicted = effect.reference.startswith(PREDICTED)
-    remedy = "its predictions may be the recorded flips" if predicted else "record more shots"
-    return (
-        f"{effect.reference} made no errors in {effect.counts.shots:,} sealed shots, so that a reduction of its errors "
-        f"is undefined; {remedy}"
-    )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from autoqec.contracts.settings import RunSettings
-from autoqec.extensions.language_models.clients.ledger import UsageTotals
-from autoqec.extensions.language_models.clients.usage import Usage
 from autoqec.launch.budget_left import remaining
+from autoqec.store.model_calls import Usage, UsageTotals
 from autoqec.store.run_state import fold
 from tests.support.rounds import row
 

@@ -17,13 +17,15 @@ from autoqec.contracts.round import Trial
 from autoqec.contracts.views import CoderView
 from autoqec.errors import StorageError
 from autoqec.extensions.language_models.clients import deadline
+from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM
+from autoqec.extensions.language_models.llm_roles import RunTools
 from autoqec.extensions.language_models.roles.coder import LlmCoder
 from autoqec.extensions.language_models.roles.ideator import LlmIdeator
 from autoqec.ideators.proposal_checks import find_equivalent_round
 from autoqec.launch import trials as trials_module
 from autoqec.launch.roles import RunBudget
-from autoqec.launch.trials import Trials
+from autoqec.orchestrator.budget import Clock
 from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.orchestrator.run import Roles, Run, search, start_run
 from autoqec.runner import trial as runner_trial
@@ -31,6 +33,7 @@ from autoqec.store import jsonl
 from autoqec.store.jsonl import read_contracts
 from autoqec.store.run_state import fold
 from tests.conftest import made_workspace
+from tests.support.research import FakeResearch
 from tests.support.role_views import ideator_view
 from tests.support.rounds import row
 
@@ -73,8 +76,9 @@ def run(opened: Run) -> Iterator[Run]:
     opened.layout.trials.unlink(missing_ok=True)
 
 
-def trials_of(run: Run, recorded: Path | None = None) -> Trials:
-    return Trials(run, lambda: Begun(round_attempt_id="attempt-1", round=1), recorded)
+def trials_of(run: Run, recorded: Path | None = None) -> RunTools:
+    begun = Begun(round_attempt_id="attempt-1", round=1)
+    return RunTools(run, lambda: begun, recorded, Ledger(), Clock(), True)
 
 
 def task(run: Run, **more: Any) -> CoderView:
@@ -83,8 +87,7 @@ def task(run: Run, **more: Any) -> CoderView:
 
 
 def coder(run: Run, lm: ScriptedLM, events: list[Event]) -> LlmCoder:
-    trials = trials_of(run)
-    return LlmCoder(lm, on_event=events.append, check_build=trials.check, find_duplicate=trials.find_duplicate)
+    return LlmCoder(lm, trials_of(run), on_event=events.append)
 
 
 def test_code_that_does_not_build_is_repaired_with_the_traceback(run: Run) -> None:
@@ -126,7 +129,7 @@ def test_same_config_is_new_with_other_code(run: Run) -> None:
 
     def propose(answer: dict[str, Any], code_of_round: str) -> Any:
         codes = {"exp/r/01-x": code_of_round, None: "baseline"}
-        role = LlmIdeator(ScriptedLM([answer] * 2), read_code=lambda branch, against: "", code_of=codes.__getitem__)
+        role = LlmIdeator(ScriptedLM([answer] * 2), FakeResearch(True, codes=codes.__getitem__))
         view = run.memory.l2_for_ideator(run.env, run.baseline_config)
         return role(view.model_copy(update={"history": tuple(history)}))
 

@@ -21,9 +21,9 @@ from autoqec.runner.training import TrainingBudget, phases, train
 from autoqec.store.layout import RoundLayout
 from autoqec.verification import guards, job, shot_stream, verifier
 from autoqec.verification import report as report_files
-from autoqec.verification.decision import MISCOVERAGE, claim
+from autoqec.verification.decision import claim
 from autoqec.verification.report import member_results, report_differences
-from autoqec.verification.session import Evidence
+from autoqec.verification.session import MISCOVERAGE, Evidence
 from autoqec.verification.shot_stream import member_draws
 from tests.support import verification
 from tests.support.envs import surface_family

@@ -32,11 +32,10 @@ from autoqec.verification import report, verifier
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate.client import start_candidate
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, derangement, same_edges
-from autoqec.verification.decision import simultaneous_effect
 from autoqec.verification.report import _nearly_equal, report_differences
 from autoqec.verification.request import ReplayResult
 from autoqec.verification.sequential import Monitor
-from autoqec.verification.session import ModelInfo, read_model_info
+from autoqec.verification.session import ModelInfo, read_model_info, simultaneous_effect
 from autoqec.verification.shot_stream import CHUNK, ShotStream
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
 from tests.support import verification as support

@@ -16,15 +16,16 @@ from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import IdeatorView, NextTest
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM
 from autoqec.extensions.language_models.contracts import Citation
-from autoqec.extensions.language_models.roles import view_budget
+from autoqec.extensions.language_models.roles import view_text
 from autoqec.extensions.language_models.roles.ideator import LlmIdeator
 from autoqec.extensions.language_models.roles.notebook import MAX_LESSON_CHARS, MAX_LESSONS, Notebook
-from autoqec.extensions.language_models.roles.run_record import RoundEvidence
+from autoqec.extensions.language_models.roles.record import RoundEvidence
 from autoqec.ideators import space
 from autoqec.locate import builtin_envs
 from autoqec.qec.stats import paired_effect
+from tests.support.research import FakeResearch
 from tests.support.role_views import ideator_view
-from tests.unit.extensions.language_models.roles.test_run_record import row
+from tests.unit.extensions.language_models.roles.test_record import row
 
 ENV = EnvSpec.model_validate(yaml.safe_load(builtin_envs()["surface_d5_depol"].read_text(encoding="utf-8")))
 FAILED = {"status": "train_error", "status_reason": "the loss is not finite", "delta_ler": None}
@@ -91,25 +92,27 @@ def role(tmp_path: Path) -> LlmIdeator:
     cites = [Citation(round=2, figure="flops_per_syndrome", value=2_340_002)] * 6
     for number in range(MAX_LESSONS):
         book.add(f"lesson{number} " + "long " * 80, cites, view(4).history)
-    return LlmIdeator(
-        ScriptedLM(["-"]), read_evidence=evidence, notebook=book,
-        read_code=lambda branch, against: f"+++ {branch}\n" + "+    return self.norm(h)\n" * 400,
-        machine=lambda: {"predicted_round_s": 60.0, "params_vs_time": [(1000, 60.0)] * 20},
-        budget_left=lambda: [f"limit {number}: 12 of 34 hours" for number in range(30)],
-    )  # fmt: skip
+    research = FakeResearch(
+        code_may_change=True,
+        evidence=evidence,
+        diff=lambda branch, against: f"+++ {branch}\n" + "+    return self.norm(h)\n" * 400,
+        state={"predicted_round_s": 60.0, "params_vs_time": [(1000, 60.0)] * 20},
+        left=[f"limit {number}: 12 of 34 hours" for number in range(30)],
+    )
+    return LlmIdeator(ScriptedLM(["-"]), research, book)
 
 
 def test_the_shares_add_up() -> None:
-    parts = view_budget.CONTEXT_CHARS + view_budget.TURN_CHARS + view_budget.ASIDE_CHARS
-    assert parts == view_budget.MAX_VIEW_CHARS == 30_000
-    aside = view_budget.LESSONS_CHARS + view_budget.MACHINE_CHARS + view_budget.LEFT_CHARS
-    assert aside <= view_budget.ASIDE_CHARS
+    parts = view_text.CONTEXT_CHARS + view_text.TURN_CHARS + view_text.ASIDE_CHARS
+    assert parts == view_text.MAX_VIEW_CHARS == 30_000
+    aside = view_text.LESSONS_CHARS + view_text.MACHINE_CHARS + view_text.LEFT_CHARS
+    assert aside <= view_text.ASIDE_CHARS
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 15, 16, 30, 61, 200, 203, 1000])
 def test_view_lies_within_its_budget(role: LlmIdeator, count: int) -> None:
     text = shown(role, view(count, notes=["what an earlier run learned " * 8] * 60))
-    assert len(text) <= view_budget.MAX_VIEW_CHARS
+    assert len(text) <= view_text.MAX_VIEW_CHARS
     assert count < 15 or len(text) >= 20_000, "and uses it"
 
 
@@ -148,7 +151,7 @@ def test_longest_lesson_is_shown_in_full(tmp_path: Path) -> None:
     texts = [f"{number:02d} " + "x" * (MAX_LESSON_CHARS - 3) for number in range(MAX_LESSONS)]
     for text in texts:
         book.add(text, [Citation(round=2, figure="n_params", value=118_002)], view(4).history)
-    prompt = shown(LlmIdeator(ScriptedLM(["-"]), notebook=book, read_evidence=evidence), view(4))
+    prompt = shown(LlmIdeator(ScriptedLM(["-"]), FakeResearch(evidence=evidence), book), view(4))
     assert all(f"{text} [r2 n_params" in prompt for text in texts)
 
 
@@ -163,13 +166,8 @@ def test_view_names_only_tools_that_are_offered(use_tools: bool) -> None:
     """Command-line programs have none."""
     lm = ScriptedLM([])
     lm.supports_tools = use_tools
-    ideator = LlmIdeator(
-        lm,
-        read_evidence=evidence,
-        read_code=lambda branch, against: "+x\n" * 4000,
-        read_modules=lambda branch: {},
-    )
-    text = ideator.request(view(40)).text()
+    research = FakeResearch(True, evidence=evidence, diff=lambda branch, against: "+x\n" * 4000)
+    text = LlmIdeator(lm, research).request(view(40)).text()
     assert "texts are cut" in text and "(cut" in text
     assert ("read_round has them" in text, "read_code has all of it" in text) == (use_tools, use_tools)
     assert use_tools or not re.search(r"\b(read_round|read_code|read_notes|write_lesson|screen)\b", text)

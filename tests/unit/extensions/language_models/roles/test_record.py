@@ -9,13 +9,14 @@ import pytest
 
 from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import PairedEffect
-from autoqec.extensions.language_models.roles import run_record, view_budget
-from autoqec.extensions.language_models.roles.run_record import (
+from autoqec.extensions.language_models.roles import record as run_record
+from autoqec.extensions.language_models.roles.record import (
     RoundEvidence,
-    evidence_reader,
     format_code,
     format_run_record,
+    read_evidence,
 )
+from autoqec.extensions.language_models.roles.view_text import CONTEXT_CHARS
 from autoqec.ideators import space
 from autoqec.qec.stats import paired_effect
 from autoqec.store.layout import RunLayout
@@ -84,7 +85,7 @@ def test_newest_and_best_rounds_stay_detailed() -> None:
     rows[2] |= {"verify_verdict": "VERIFIED", "delta_vs_baseline_holdout": 5e-3}
     given = blocks(rows)
     assert 'name="round 3, the best of the earlier ones"' in given[1] and 'name="round 409"' in given[-1]
-    assert sum(map(len, given)) <= view_budget.CONTEXT_CHARS and record(rows).count("expected:") == len(given) - 1
+    assert sum(map(len, given)) <= CONTEXT_CHARS and record(rows).count("expected:") == len(given) - 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -122,10 +123,5 @@ def test_text_of_a_model_stays_inside_its_block(field: str) -> None:
     assert text.count(f"</{opening}>") == 1 and text.endswith(f"</{opening}>") and "\x1b" not in text
 
 
-def test_evidence_is_read_once_and_a_missing_directory_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = evidence_reader(RunLayout(tmp_path, "20260101-000000"))
-    assert read(1) == RoundEvidence()
-    monkeypatch.setattr(run_record, "load_round", lambda place: pytest.fail("read again"))
-    assert read(1) == RoundEvidence()
+def test_missing_directory_of_a_round_has_no_evidence(tmp_path: Path) -> None:
+    assert read_evidence(RunLayout(tmp_path, "20260101-000000").round(1)) == RoundEvidence()
