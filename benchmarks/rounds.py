@@ -28,9 +28,10 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import round_recorder
-from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
+from autoqec.orchestrator.run import Roles
 from autoqec.store import jsonl
 from autoqec.store.layout import RunLayout
 from autoqec.system import git as host_git
@@ -38,6 +39,7 @@ from autoqec.system.git import Repo
 from benchmarks.table import Row, record
 from tests.crash import canned, driver
 from tests.support import rounds
+from tests.support.starts import resume_run, start_run
 
 REPEATS = 9
 WIDTHS = itertools.count(4)

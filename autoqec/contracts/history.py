@@ -11,7 +11,6 @@ from pydantic import Field, TypeAdapter, model_validator
 from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.names import SHA1, SHA256
-from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
 from autoqec.contracts.round import (
     Composed,
     ForkFrom,
@@ -20,7 +19,7 @@ from autoqec.contracts.round import (
     UtcTime,
     canonical_fork,
 )
-from autoqec.contracts.settings import RunSettings, SettingsChange
+from autoqec.contracts.run_spec import RunSpec
 from autoqec.contracts.verdict import (
     ComparisonTerms,
     CompositionVerdict,
@@ -31,8 +30,15 @@ from autoqec.contracts.verdict import (
 )
 
 
-class RunInfo(Contract):
-    """run.json: written at the start; only `settings` and `settings_changes` change, when a resume names others."""
+class SpecChange(Contract):
+    """Options that a later start of the run replaced, with their new values."""
+
+    at: UtcTime = Field(description="when the run was resumed with other options")
+    changed: dict[str, Any] = Field(description="option -> new value")
+
+
+class RunInfo(RunSpec):
+    """run.json: the specification of the run, and what its start found; only options change, at a resume."""
 
     schema_version: Literal[1] = Field(default=1, description="format of the file")
     run_id: str = Field(description="identifier and directory name of the run")
@@ -40,25 +46,17 @@ class RunInfo(Contract):
     env_yaml_sha256: str = Field(pattern=SHA256, description="hash of the frozen env file")
     baseline_sha: str = Field(pattern=SHA1, description="commit that rounds fork from")
     baseline_ref: str | None = Field(description="branch that was checked out; null: detached HEAD")
-    profile: ProfileName = Field(description="amounts of data and limits")
-    scale: float = Field(
-        default=1.0, ge=MIN_SCALE, le=MAX_SCALE, description="factor on the profile's training and verification"
-    )
-    seed: int = Field(description="seed of the search")
-    sealed_shots: bool = Field(
-        default=False, description="rounds are verified on sealed blocks of recorded shots; false in earlier versions"
-    )
-    ideator: str = Field(description="source of proposals")
-    pins: dict[str, Any] = Field(default={}, description="dotted DSL key -> value that every proposal of the run holds")
-    code_sha256: str = Field(pattern=SHA256, description="code that can change a result; the whole package before")
-    package_sha256: str | None = Field(
-        default=None, pattern=SHA256, description="all code of the package; null in runs of earlier versions"
-    )
+    sealed_shots: bool = Field(default=False, description="rounds are verified on sealed blocks of recorded shots")
+    code_sha256: str = Field(pattern=SHA256, description="code that can change a result")
+    package_sha256: str = Field(pattern=SHA256, description="all code of the package")
     secret_sha256: str = Field(pattern=SHA256, description="commitment to the verifier's secret")
     versions: dict[str, str] = Field(description="package -> version")
     command_line: tuple[str, ...] = Field(description="arguments of the process that started the run")
-    settings: RunSettings | None = optional("inherited by `--resume`; null in runs of earlier versions")
-    settings_changes: tuple[SettingsChange, ...] = Field(default=(), description="settings that a resume replaced")
+    changes: tuple[SpecChange, ...] = Field(default=(), description="options that a resume replaced")
+
+    def spec(self) -> RunSpec:
+        """Return the specification alone."""
+        return RunSpec.model_construct(**self.fields())
 
 
 class _AttemptLine(Contract):

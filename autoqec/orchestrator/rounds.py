@@ -33,7 +33,8 @@ from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.orchestrator.executors import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.recovery.inspect import read_job_order
-from autoqec.orchestrator.run import Run, search
+from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Run
 from autoqec.orchestrator.verify_round import Candidate, Verify, verify_candidate
 from autoqec.store import atomic, files
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RoundLayout, pointer_on_branch, quarantine_branch_of

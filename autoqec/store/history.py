@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error
-from autoqec.contracts.history import ATTEMPT_LINE, AlphaSpent, AttemptLine, HistoryRow, RunInfo
-from autoqec.contracts.settings import RunSettings, SettingsChange
+from autoqec.contracts.history import ATTEMPT_LINE, AlphaSpent, AttemptLine, HistoryRow, RunInfo, SpecChange
+from autoqec.contracts.run_spec import RunSpec
 from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
@@ -155,22 +155,19 @@ class History:
             raise ContractError("run.json exists already", location=str(self.layout.run_info))
         atomic.write_json(self.layout.run_info, info.dump())
 
-    def update_settings(self, settings: RunSettings) -> SettingsChange | None:
-        """Replace the run's settings in run.json; the caller holds the run's lock.
+    def update_spec(self, spec: RunSpec) -> SpecChange | None:
+        """Replace the options in run.json that a resume changed; the caller holds the run's lock.
 
         Returns:
-            The recorded change; None if the settings are the same.
+            The recorded change; None if the options are the same.
         """
         info = self.info()
-        stored = info.settings.dump() if info.settings is not None else {}
-        changed = {
-            name: value for name, value in settings.dump().items() if name not in stored or stored[name] != value
-        }
+        stored, new = info.settings(), spec.settings()
+        changed = {name: new.get(name) for name in stored | new if stored.get(name) != new.get(name)}
         if not changed:
             return None
-        change = SettingsChange(at=datetime.now(UTC), changed=changed)
-        changes = (*info.settings_changes, change)
-        updated = info.model_copy(update={"settings": settings, "settings_changes": changes})
+        change = SpecChange(at=datetime.now(UTC), changed=changed)
+        updated = info.model_copy(update={**spec.fields(), "changes": (*info.changes, change)})
         atomic.write_json(self.layout.run_info, updated.dump())
         return change
 

@@ -9,7 +9,7 @@ import pytest
 
 from autoqec.cli.workspace import make_workspace
 from autoqec.orchestrator import views
-from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
@@ -17,6 +17,7 @@ from autoqec.system.git import Repo
 from benchmarks import rounds as bench
 from tests.crash import canned
 from tests.crash.starts import ENV
+from tests.support.starts import resume_run, start_run
 
 
 @pytest.fixture

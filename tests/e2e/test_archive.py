@@ -16,7 +16,7 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import archive as archive_module
 from autoqec.orchestrator.archive import package_run, publish_secret, replay_archive
-from autoqec.orchestrator.loop import run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.orchestrator.verify_round import replay
 from autoqec.store.history import History
@@ -25,6 +25,7 @@ from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
 from autoqec.verification import shot_stream
 from tests.support.archives import git, unpacked
+from tests.support.starts import start_run
 from tests.unit.system.test_run_lock import owner_process
 
 

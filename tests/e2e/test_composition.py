@@ -14,9 +14,11 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.contracts.views import AnalystView, IdeatorView
 from autoqec.ideators import space
 from autoqec.ideators.analyst import analyse
-from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
+from autoqec.orchestrator.run import Roles
 from autoqec.verification import assemble
 from tests.conftest import Workspace, made_workspace
+from tests.support.starts import resume_run, start_run
 
 # Changes in different lines of predecoder.yaml, so that git can merge them.
 CHANGES: tuple[dict[str, Any], ...] = ({"mlp.hidden": 128}, {"training.batch_size": 1024})

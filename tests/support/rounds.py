@@ -36,6 +36,7 @@ def info(**more: Any) -> RunInfo:
             "seed": 1,
             "ideator": "tpe",
             "code_sha256": HASH,
+            "package_sha256": HASH,
             "secret_sha256": HASH,
             "versions": {},
             "command_line": (),

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from autoqec.contracts.settings import RunSettings
-from autoqec.launch.budget_left import remaining
+from autoqec.contracts.run_spec import RunSpec
+from autoqec.extensions.language_models.budget_left import remaining
 from autoqec.store.model_calls import Usage, UsageTotals
 from autoqec.store.run_state import fold
 from tests.support.rounds import row
 
 
 def test_every_limit_has_a_line_with_what_is_left() -> None:
-    settings = RunSettings(
+    spec = RunSpec(
         rounds=10, budget={"rounds": 8, "usd": 3.0, "tokens": 1000, "hours": 2.0, "compute_hours": 1.0, "plateau": 5}
     )
     spent = UsageTotals(known_usd=2.5, usage=Usage(input_tokens=1200))
     unverified = row(2, verify_verdict=None, train_wallclock_s=0.0, eval_wallclock_s=0.0)
     state = fold([row(1, train_wallclock_s=1800.0, eval_wallclock_s=0.0), unverified])
-    assert remaining(settings, state, spent, 3600.0, trial_hours=0.25) == [
+    assert remaining(spec, state, spent, 3600.0, trial_hours=0.25) == [
         "rounds: 6 of 8",
         "US dollars for models: 0.5 of 3",
         "tokens: 0 of 1000",
@@ -27,4 +27,4 @@ def test_every_limit_has_a_line_with_what_is_left() -> None:
 
 
 def test_run_without_limits_has_no_lines() -> None:
-    assert remaining(RunSettings(), fold([]), UsageTotals(), 0.0) == []
+    assert remaining(RunSpec(), fold([]), UsageTotals(), 0.0) == []

@@ -9,9 +9,11 @@ import pytest
 
 from autoqec.contracts.history import Begun
 from autoqec.extensions.language_models.clients import anthropic_client
-from autoqec.orchestrator.run import Roles, Run, search, start_run
+from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Roles, Run
 from tests.conftest import Workspace
 from tests.support.messages_server import MessagesServer
+from tests.support.starts import start_run
 
 SECRET = b"a secret that only tests may know"
 

@@ -8,30 +8,25 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL
-from autoqec.contracts.events import Event, LlmUnusable, ignore
+from autoqec.contracts.events import Event, LlmUnusable
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.contracts.settings import RunSettings
 from autoqec.contracts.views import IdeatorView
-from autoqec.errors import ContractError, UsageError
+from autoqec.errors import UsageError
 from autoqec.extensions.continual.runtime.main import evaluate
 from autoqec.extensions.continual.runtime.run_memory import CrossRunMemory
 from autoqec.extensions.language_models.clients.config import round_timeout_s
-from autoqec.extensions.language_models.clients.errors import CassetteMissError, LlmAuthError
+from autoqec.extensions.language_models.clients.errors import CassetteMissError
 from autoqec.extensions.language_models.clients.ledger import Ledger
-from autoqec.launch import role_options
-from autoqec.launch.role_options import RoleOptions
-from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.orchestrator.budget import Clock
-from autoqec.orchestrator.run import BUILTIN_IDEATORS, Run, search
+from autoqec.orchestrator.run import Run
 from autoqec.store import jsonl
-from autoqec.store.history import History
-from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import fold
 from autoqec.system import machine
 from tests.support import rounds
 from tests.support.messages_server import Behaviour, MessagesServer, fail, say, say_json, trickled
 from tests.support.role_views import coder_view
+from tests.support.starts import model_roles
 from tests.unit.extensions.continual.runtime.test_checkpoint_agents import config, measured
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
@@ -49,62 +44,11 @@ def view(run: Run) -> IdeatorView:
     return run.memory.l2_for_ideator(run.env, run.baseline_config)
 
 
-def test_every_ideator_is_selected_by_name() -> None:
-    for name in BUILTIN_IDEATORS:
-        assert callable(search(name))
-
-
-@pytest.mark.parametrize(
-    "choice, words",
-    [
-        (RoleOptions("oracle"), "unknown ideator"),
-        (RoleOptions("replay"), "--replay-of RUN"),
-        (RoleOptions("tpe", replay_of="20260101-000000"), "replay"),
-        (RoleOptions("replay", replay_of="20260101-000000"), "run not found"),
-        (RoleOptions("tpe", model="claude-opus-5-5"), "calls no language model"),
-        (RoleOptions("random", max_usd=1.0), "calls no language model"),
-        (RoleOptions("llm", model="mistral-large"), "no backend"),
-        (RoleOptions("llm", cassette=Path("nowhere.jsonl")), "does not exist"),
-        (RoleOptions("policy", ideator_memory=Path("ep_000001")), "needs a language model"),
-        (RoleOptions("llm", ideator_memory=Path("nowhere/ep_000001")), "checkpoint"),
-        (RoleOptions("random", analyst_memory=Path("ep_000001")), "needs a language model"),
-        (RoleOptions("tpe", memory=Path("nowhere/memory.jsonl")), "a memory cannot be stored here"),
-    ],
-)
-def test_invalid_choice_is_refused_before_a_run_exists(choice: RoleOptions, words: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=words):
-        role_options.check_role_options(choice, tmp_path)
-
-
-def test_file_that_is_no_cassette_is_refused_before_a_run_exists(tmp_path: Path) -> None:
-    file = tmp_path / "history.jsonl"
-    file.write_text('{"round": 1}\n', encoding="utf-8")
-    with pytest.raises(ContractError, match="not a recorded call"):
-        role_options.check_role_options(RoleOptions("llm", cassette=file), tmp_path)
-
-
-def test_missing_key_is_reported_before_a_run_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(LlmAuthError, match="no key"):
-        role_options.check_role_options(RoleOptions("llm"), tmp_path)
-
-
-def test_one_option_sets_limits_of_the_loop_and_of_the_models() -> None:
-    budget, money = role_options.split_budget("rounds=20, usd=3, tokens=200000, plateau=4")
-    assert (budget.rounds, budget.plateau, money) == (20, 4, {"usd": 3.0, "tokens": 200_000.0})
-    for wrong in ("usd=0", "usd=free", "tokens=-1", "coffee=2"):
-        with pytest.raises(UsageError, match="no[t a]* limit"):
-            role_options.split_budget(wrong)
-
-
 def test_model_calls_are_recorded_and_entered_in_the_ledger(run: Run, model: str) -> None:
-    choice = RoleOptions("llm", model=model)
-    role_options.check_role_options(choice, run.repo.root)
-    roles, limits = build_roles(choice, run, ignore)
+    roles = model_roles(run, model=model)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal == GNN and reply.source.startswith("llm scripted:")
-    assert limits.exhausted(fold([]), 0.0) is None
+    assert roles.stop_reason(fold([])) is None
     ledger = Ledger(run.layout.ledger)
     assert ledger.by_attempt["attempt-1"].calls == 1 and ledger.by_role["ideator"].calls == 1
     assert [row["role"] for row in jsonl.read(run.layout.cassette)] == ["ideator"]
@@ -115,17 +59,15 @@ def test_model_calls_are_recorded_and_entered_in_the_ledger(run: Run, model: str
 def test_recorded_run_is_replayed_without_the_model(
     run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build_roles(RoleOptions("llm", model=model), run, ignore)[0].ideator(view(run))
+    first = model_roles(run, model=model).ideator(view(run))
     cassette_file = tmp_path / "tape.jsonl"
     run.layout.cassette.rename(cassette_file)
     (tmp_path / "said.jsonl").unlink()
-    choice = RoleOptions("llm", model=model, cassette=cassette_file)
-    role_options.check_role_options(choice, run.repo.root)
     assert f"{machine.cpu_count()} cores" in cassette_file.read_text(encoding="utf-8"), (
         "the prompt describes the machine"
     )
     monkeypatch.setattr(machine, "snapshot", lambda: {"cpu": {"cores": 4096}})
-    roles, _ = build_roles(choice, run, ignore)
+    roles = model_roles(run, model=model, cassette=str(cassette_file))
     assert roles.ideator(view(run)) == first, "on another machine too"
     assert run.layout.cassette.read_bytes() == cassette_file.read_bytes(), "the tape travels with the run"
     with pytest.raises(CassetteMissError):
@@ -134,41 +76,20 @@ def test_recorded_run_is_replayed_without_the_model(
 
 def test_exhausted_budget_stops_before_the_call_and_the_next_round(run: Run, model: str) -> None:
     event_kinds: list[str] = []
-    choice = RoleOptions("llm", model=model, max_tokens=100)
-    roles, limits = build_roles(choice, run, lambda event: event_kinds.append(event.kind))
-    assert limits.exhausted(fold([]), 0.0) is None
+    roles = model_roles(run, lambda event: event_kinds.append(event.kind), model=model, budget={"tokens": 100.0})
+    assert roles.stop_reason(fold([])) is None
     assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
-    assert "budget is 100" in str(limits.exhausted(fold([]), 0.0)) and event_kinds == ["lm_budget"]
+    assert "budget is 100" in str(roles.stop_reason(fold([]))) and event_kinds == ["lm_budget"]
     assert Ledger(run.layout.ledger).totals.calls == 0
     assert {row["kind"] for row in jsonl.read(run.layout.cassette)} == {"count"}, "counted, and never asked"
 
 
 def test_hybrid_does_not_use_a_model_as_coder(run: Run, model: str) -> None:
-    roles, _ = build_roles(RoleOptions("hybrid", model=model), run, ignore)
+    roles = model_roles(run, ideator="hybrid", model=model)
     reply = roles.ideator(view(run))
     assert isinstance(reply, IdeatorResponse) and reply.source == "hybrid tpe 0"
     coded = roles.coder(coder_view(GNN))
     assert coded is not None and coded.dsl_config == GNN
-
-
-def test_replay_ends_with_the_older_run(run: Run) -> None:
-    older = RunLayout(run.repo.root, rounds.RUN_ID)
-    older.round(1).dir.mkdir(parents=True)
-    History(older).write_info(rounds.info())
-    History(older).append_row(rounds.row(1, dsl_config=GNN))
-    choice = RoleOptions("replay", replay_of=rounds.RUN_ID)
-    role_options.check_role_options(choice, run.repo.root)
-    roles, limits = build_roles(choice, run, ignore)
-    reply = roles.ideator(view(run))
-    assert reply is not None and reply.proposal == GNN
-    assert limits.exhausted(fold([]), 0.0) is None
-    assert "all 1 proposals" in str(limits.exhausted(fold([rounds.row(1)]), 0.0))
-
-
-def test_limits_of_the_loop_take_precedence() -> None:
-    limits = RunBudget(rounds=1, stop_condition=lambda rows: "the other reason")
-    assert limits.exhausted(fold([rounds.row(1)]), 0.0) == "1 of 1 rounds"
-    assert limits.exhausted(fold([]), 0.0) == "the other reason"
 
 
 @pytest.fixture(scope="module")
@@ -186,9 +107,7 @@ def proposing(folder: Path, say: str) -> str:
 
 def test_trained_agent_proposes_with_its_memory(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     model = proposing(tmp_path, '{"type": "mlp", "mlp.depth": 2}')
-    choice = RoleOptions("llm", model=model, ideator_memory=checkpoint)
-    role_options.check_role_options(choice, run.repo.root)
-    roles, _ = build_roles(choice, run, ignore)
+    roles = model_roles(run, model=model, ideator_memory=str(checkpoint))
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal["mlp"]["depth"] == 2 and reply.source.startswith("MemoryAgent latest")
     assert Ledger(run.layout.ledger).by_attempt["attempt-1"].calls == 1
@@ -200,15 +119,19 @@ def test_invalid_reply_of_a_trained_agent_falls_back_to_the_search(
     run: Run, checkpoint: Path, tmp_path: Path, say: str
 ) -> None:
     event_kinds: list[str] = []
-    choice = RoleOptions("llm", model=proposing(tmp_path, say), ideator_memory=checkpoint)
-    roles, _ = build_roles(choice, run, lambda event: event_kinds.append(event.kind))
+    roles = model_roles(
+        run,
+        lambda event: event_kinds.append(event.kind),
+        model=proposing(tmp_path, say),
+        ideator_memory=str(checkpoint),
+    )
     assert roles.ideator(view(run)) is None and event_kinds == ["lm_given_up"]
 
 
 def test_notes_of_earlier_runs_are_in_the_prompt(run: Run, model: str, tmp_path: Path) -> None:
     file, row = tmp_path / "memory.jsonl", rounds.row(1, dsl_config=GNN, status="train_error", status_reason="NaN")
     CrossRunMemory(file).learn("an older run", run.env, [row])
-    roles, _ = build_roles(RoleOptions("llm", model=model, memory=file), run, ignore)
+    roles = model_roles(run, model=model, memory=str(file))
     assert roles.ideator(view(run)) is not None
     (line,) = jsonl.read(run.layout.cassette)
     prompt = json.dumps(line["request"])
@@ -222,18 +145,10 @@ def test_model_reads_what_the_clock_of_the_run_leaves(run: Run, served: Messages
         def elapsed(self) -> float:
             return 5400.0
 
-    run.memory.history.update_settings(RunSettings(budget={"hours": 2.0}))
+    run.clock = Later()
     served.script(say_json({}))
-    build_roles(RoleOptions("llm", model="claude-opus-5-5"), run, ignore, clock=Later())[0].ideator(view(run))
+    model_roles(run, model="claude-opus-5-5", budget={"hours": 2.0}).ideator(view(run))
     assert "hours: 0.5 of 2" in str(served.requests[0]["messages"])
-
-
-def test_every_round_is_learned_once(run: Run, tmp_path: Path) -> None:
-    run.layout.round(1).dir.mkdir()
-    run.memory.history.append_row(rounds.row(1, dsl_config=GNN))
-    choice = RoleOptions("tpe", memory=tmp_path / "memory.jsonl")
-    assert (learn(choice, run), learn(choice, run)) == (1, 0)
-    assert learn(RoleOptions("tpe"), run) == 0 and len(CrossRunMemory(tmp_path / "memory.jsonl")) == 1
 
 
 def test_trained_analyst_nominates_or_falls_back_to_the_interval(run: Run, checkpoint: Path, tmp_path: Path) -> None:
@@ -242,8 +157,13 @@ def test_trained_analyst_nominates_or_falls_back_to_the_interval(run: Run, check
     for reply, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
         run.layout.cassette.unlink(missing_ok=True)  # without it the first answer would be used again
         (tmp_path / "analyst.jsonl").write_text(json.dumps({"when": "verdict of the verifier", "say": reply}) + "\n")
-        choice = RoleOptions("hybrid", model=f"scripted:{tmp_path / 'analyst.jsonl'}", analyst_memory=checkpoint)
-        roles, _ = build_roles(choice, run, lambda event: event_kinds.append(f"{event.kind} {event.payload()['role']}"))
+        roles = model_roles(
+            run,
+            lambda event: event_kinds.append(f"{event.kind} {event.payload()['role']}"),
+            ideator="hybrid",
+            model=f"scripted:{tmp_path / 'analyst.jsonl'}",
+            analyst_memory=str(checkpoint),
+        )
         nomination = roles.analyst(view)
         assert (nomination.verdict if nomination else None) == ends
     assert event_kinds == ["lm_given_up analyst"]
@@ -263,25 +183,25 @@ def test_a_permanent_fault_ends_the_calls_to_the_model(
 ) -> None:
     served.answer = lambda body: fault
     events: list[Event] = []
-    roles, limits = build_roles(RoleOptions("llm", model=model), run, events.append)
+    roles = model_roles(run, events.append, model=model)
     assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
     assert roles.coder(coder_view(GNN)) is None
     assert len(served.requests) == 1
     assert [event.model for event in events if isinstance(event, LlmUnusable)] == [model]
-    assert limits.exhausted(fold([]), 0.0) is None, "the search goes on"
+    assert roles.stop_reason(fold([])) is None, "the search goes on"
 
 
 def test_a_fault_of_one_request_does_not_end_the_calls(run: Run, served: MessagesServer) -> None:
     served.answer = lambda body: fail(400, "prompt is too long")
     events: list[Event] = []
-    roles, _ = build_roles(RoleOptions("llm", model="claude-opus-5-5"), run, events.append)
+    roles = model_roles(run, events.append, model="claude-opus-5-5")
     assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
     assert len(served.requests) == 2 and not any(isinstance(event, LlmUnusable) for event in events)
 
 
 def test_a_rejected_answer_and_the_reason_are_shown_to_the_model(run: Run, served: MessagesServer) -> None:
     served.script(say("prose instead of a proposal"), say_json({**ANSWER, "slug": "Not A Slug"}))
-    roles, _ = build_roles(RoleOptions("llm", model="claude-opus-5-5"), run, ignore)
+    roles = model_roles(run, model="claude-opus-5-5")
     assert roles.ideator(view(run)) is None
     (retry,) = [body["messages"][-1]["content"] for body in served.requests[1:]]
     assert "prose instead of a proposal" in retry and "Invalid JSON" in retry
@@ -294,7 +214,7 @@ def test_all_calls_of_a_round_end_with_its_time_limit(
     monkeypatch.setenv("AUTOQEC_ROUND_LLM_TIMEOUT_S", "4")
     served.answer = lambda body: trickled(say_json(ANSWER), 0.05)
     events: list[Event] = []
-    roles, _ = build_roles(RoleOptions("llm", model="claude-opus-5-5"), run, events.append)
+    roles = model_roles(run, events.append, model="claude-opus-5-5")
     assert roles.ideator(view(run)) is None and len(served.requests) == 1
     assert roles.coder(coder_view(GNN)) is None and len(served.requests) == 1, "no time is left in this round"
     assert [event.kind for event in events] == ["lm_given_up", "lm_given_up"]

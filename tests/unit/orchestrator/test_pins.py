@@ -13,17 +13,19 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models.roles.view_text import format_ideator_view
-from autoqec.launch import role_options
-from autoqec.launch.role_options import RoleOptions, parse_pins
-from autoqec.launch.roles import build_roles
+from autoqec.orchestrator.plugin_protocols import ideator_names
 from autoqec.orchestrator.rounds import start_round
-from autoqec.orchestrator.run import Roles, search, start_run
+from autoqec.orchestrator.run import Roles
+from autoqec.orchestrator.run_checks import check
+from autoqec.orchestrator.run_options import parse_pins, request_run
+from autoqec.orchestrator.session import open_run
 from autoqec.store import files
 from autoqec.store.history import History
 from autoqec.store.layout import EDITABLE_CONFIG, RunLayout
 from tests.conftest import Workspace
 from tests.support import rounds
 from tests.support.shown import check_error
+from tests.support.starts import start_run
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
 PINS = ("type=mlp", "mlp.depth=3", "training.loop=async", "training.replay.ratio=0.5")
@@ -47,24 +49,24 @@ def scripted(folder: Path) -> str:
     return f"scripted:{path}"
 
 
-def choice_of(name: str, workspace: Workspace, folder: Path) -> RoleOptions:
+def options_of(name: str, workspace: Workspace, folder: Path) -> dict[str, object]:
     if name == "replay":
         older = RunLayout(workspace.root, rounds.RUN_ID)
         older.round(1).dir.mkdir(parents=True)
         History(older).write_info(rounds.info())
         History(older).append_row(rounds.row(1, dsl_config=GNN))
-        return RoleOptions(name, replay_of=rounds.RUN_ID)
-    has_role = name in role_options.ROLES
-    return RoleOptions(name, model=scripted(folder) if has_role else None, open_modules=has_role)
+        return {"replay_of": rounds.RUN_ID}
+    return {"model": scripted(folder), "open_modules": name == "llm"} if name in ("llm", "hybrid") else {}
 
 
-@pytest.mark.parametrize("name", role_options.NAMES)
-def test_planned_round_keeps_the_pins(name: str, workspace: Workspace, tmp_path: Path) -> None:
-    pins, choice = parse_pins(PINS), choice_of(name, workspace, tmp_path)
-    role_options.check_role_options(choice, workspace.root)
-    stand_in = Roles(search("tpe"))
-    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, name, roles=stand_in, pins=pins) as run:
-        run.roles, _ = build_roles(choice, run, ignore)
+@pytest.mark.parametrize("name", ideator_names())
+def test_planned_round_keeps_the_pins(
+    name: str, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workspace.root)
+    given = {"ideator": name, "pin": PINS, "profile": "smoke", **options_of(name, workspace, tmp_path)}
+    pins = parse_pins(PINS)
+    with open_run(check(request_run("env.yaml", given)), ignore) as run:
         opened = start_round(run, ignore)
         planned, worktree = opened.planned, run.layout.worktree(opened.planned.branch)
         assert opened.row is None, opened.row

@@ -10,7 +10,6 @@ from pathlib import Path
 from autoqec import locate
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
-from autoqec.models import model_env, model_path
 from autoqec.orchestrator.editable_modules import checked_out_modules
 from autoqec.orchestrator.verify_round import require_verified
 from autoqec.store.files import load_env
@@ -23,16 +22,6 @@ class OpenCheckpoint:
     path: Path
     env: EnvSpec
     verified: bool
-
-
-def open_model(name: str) -> OpenCheckpoint:
-    """Open a verified model of the package; its hash is compared first.
-
-    Raises:
-        UsageError: There is no model of this name.
-        ContractError: The checkpoint is not the one that was verified.
-    """
-    return OpenCheckpoint(model_path(name), model_env(name), verified=True)
 
 
 @contextmanager

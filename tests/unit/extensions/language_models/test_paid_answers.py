@@ -14,8 +14,6 @@ from autoqec.contracts.views import IdeatorView
 from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.extensions.language_models.contracts import Citation
 from autoqec.extensions.language_models.roles.notebook import MAX_LESSONS, Notebook
-from autoqec.launch.role_options import RoleOptions
-from autoqec.launch.roles import build_roles
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.run import Run
 from autoqec.store import jsonl
@@ -23,10 +21,11 @@ from autoqec.store.run_state import Attempt
 from tests.support import rounds
 from tests.support.messages_server import Behaviour, MessagesServer, fail, say, say_json, use_tool
 from tests.support.role_views import coder_view
+from tests.support.starts import model_roles
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
 IDEA = {"hypothesis": "messages see the lattice", "slug": "gnn-eleven", "fork_from": [], "proposal": GNN}
-CHOICE = RoleOptions("llm", model="claude-opus-5-5")
+MODEL = "claude-opus-5-5"
 
 
 def answer(body: dict[str, Any]) -> Behaviour:
@@ -40,7 +39,7 @@ def view(run: Run, **more: Any) -> IdeatorView:
 
 def propose(run: Run, events: list[Event] | None = None, **more: Any) -> tuple[IdeatorResponse | None, Any]:
     """Ask both roles, as a process does that opens the run."""
-    roles, _ = build_roles(CHOICE, run, ignore if events is None else events.append)
+    roles = model_roles(run, ignore if events is None else events.append, model=MODEL)
     idea = roles.ideator(view(run, **more))
     return idea, roles.coder(coder_view(GNN))
 
@@ -49,7 +48,7 @@ def resumed(run: Run, number: int, *more: Any, **fields: Any) -> tuple[IdeatorRe
     """Crash in attempt `number` and ask again; roles are built before the new attempt begins."""
     run.layout.round(number).dir.mkdir(parents=True, exist_ok=True)
     run.memory.append_round(round_recorder.aborted_row(Attempt(f"attempt-{number}", number), why="the process died"))
-    roles, _ = build_roles(CHOICE, run, *(more or (ignore,)))
+    roles = model_roles(run, *more, model=MODEL)
     run.memory.history.append_attempt(Begun(round_attempt_id=f"attempt-{number + 1}", round=number + 1))
     return roles.ideator(view(run, **fields)), roles.coder(coder_view(GNN))
 
@@ -82,13 +81,13 @@ def test_changed_request_is_sent(run: Run, served: MessagesServer) -> None:
 def test_answers_are_not_used_after_a_planned_round_or_for_a_second_attempt(run: Run, served: MessagesServer) -> None:
     served.answer = answer
     propose(run)
-    roles, _ = build_roles(CHOICE, run, ignore)
+    roles = model_roles(run, model=MODEL)
     run.memory.history.append_attempt(Begun(round_attempt_id="attempt-2", round=2))
     assert roles.ideator(view(run)) is not None and len(served.requests) == 2
     run.memory.history.append_attempt(Begun(round_attempt_id="attempt-3", round=3))
     assert roles.coder(coder_view(GNN)) is not None and len(served.requests) == 3, "left from attempt 1"
     run.memory.history.append_attempt(rounds.planned(3))
-    assert build_roles(CHOICE, run, ignore)[0].coder(coder_view(GNN)) is not None and len(served.requests) == 4
+    assert model_roles(run, model=MODEL).coder(coder_view(GNN)) is not None and len(served.requests) == 4
 
 
 def test_conversation_continues_where_it_was_interrupted(run: Run, served: MessagesServer) -> None:
@@ -99,7 +98,7 @@ def test_conversation_continues_where_it_was_interrupted(run: Run, served: Messa
     lesson = {"text": "11 units train", "cites": [{"round": 1, "figure": "n_params", "value": 4000}]}
     other = {**IDEA, "proposal": {**GNN, "gnn": {**GNN["gnn"], "hidden": 12}}}
     served.script(use_tool("write_lesson", lesson), say("prose"), use_tool("write_lesson", lesson), say_json(other))
-    first = build_roles(CHOICE, run, ignore)[0].ideator(view(run))
+    first = model_roles(run, model=MODEL).ideator(view(run))
     assert first is not None and len(served.requests) == 4 and len(jsonl.read(run.layout.notebook)) == 1
     run.layout.cassette.write_bytes(b"".join(run.layout.cassette.read_bytes().splitlines(keepends=True)[:3]))
     served.script(say_json(other))
@@ -112,7 +111,7 @@ def test_conversation_continues_where_it_was_interrupted(run: Run, served: Messa
 def repeated_notes(run: Run, served: MessagesServer, notes: list[dict[str, Any]]) -> list[Any]:
     """Write lessons in an attempt that dies at its last call, resume, and return the results of both attempts."""
     served.script(*(use_tool("write_lesson", note) for note in notes), say_json(IDEA))
-    assert build_roles(CHOICE, run, ignore)[0].ideator(view(run)) is not None
+    assert model_roles(run, model=MODEL).ideator(view(run)) is not None
     book, calls = run.layout.notebook.read_bytes(), len(served.requests)
     run.layout.cassette.write_bytes(b"".join(run.layout.cassette.read_bytes().splitlines(keepends=True)[:-1]))
     served.script(say_json(IDEA), answer({"system": "You are the Coder"}))

@@ -23,7 +23,7 @@ from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES
 
 if TYPE_CHECKING:
     from autoqec.contracts.profiles import Profile
-    from autoqec.orchestrator.run import RunContext
+    from autoqec.orchestrator.run import Run
 
 SEED_ROUND = 0  # all trials of a run share one seed, so that they can be compared
 _TRACEBACK = "Traceback (most recent call last)"
@@ -39,7 +39,7 @@ class Trials:
         recorded: trials.jsonl of the run whose cassette is replayed; its results are used again.
     """
 
-    def __init__(self, run: RunContext, attempt: Callable[[], Begun], recorded: Path | None = None) -> None:
+    def __init__(self, run: Run, attempt: Callable[[], Begun], recorded: Path | None = None) -> None:
         self._run, self._attempt = run, attempt
         self._code_digests: dict[str, str] = {}
         self._own = {trial.key: trial for trial in read_contracts(run.layout.trials, Trial)}
