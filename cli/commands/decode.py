@@ -16,7 +16,8 @@ import numpy as np
 from autoqec.cli.common import Output, options
 from autoqec.contracts.env import CORRELATED
 from autoqec.errors import UsageError
-from autoqec.launch.checkpoints import open_checkpoint, open_model
+from autoqec.models import model_env, model_path
+from autoqec.orchestrator.checkpoints import OpenCheckpoint, open_checkpoint
 from autoqec.reporting.text import pluralize
 from autoqec.system import machine
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from autoqec.decoders.decoding import CheckpointDecoder
     from autoqec.decoders.windows import WindowedDecoder
-    from autoqec.launch.checkpoints import OpenCheckpoint
+    from autoqec.orchestrator.checkpoints import OpenCheckpoint
 
 FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 
@@ -240,5 +241,5 @@ def _opened(
         message = "name a CHECKPOINT, with or without --env, or a --model"
         raise UsageError(message, hint="autoqec models lists the models of the package")
     if model is not None:
-        return nullcontext(open_model(model))
+        return nullcontext(OpenCheckpoint(model_path(model), model_env(model), verified=True))
     return open_checkpoint(checkpoint or Path(), env_name, trust_code=trust_code, unverified=unverified)

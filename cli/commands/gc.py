@@ -11,9 +11,9 @@ import click
 from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError
+from autoqec.locate import find_deleted_runs
 from autoqec.orchestrator import gc
-from autoqec.orchestrator.gc import RemovableItem
-from autoqec.orchestrator.run_directory import find_deleted_runs, remove_deleted_run
+from autoqec.orchestrator.gc import RemovableItem, remove_deleted_run
 from autoqec.reporting.text import plain
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock

@@ -11,7 +11,7 @@ import click
 
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
-from autoqec.launch.checkpoints import open_checkpoint
+from autoqec.orchestrator.checkpoints import open_checkpoint
 from autoqec.reporting.text import interval, percent
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from rich.text import Text
 from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError, UsageError
-from autoqec.extensions.slurm import detached
+from autoqec.locate import find_deleted_runs
 from autoqec.orchestrator import fork_graph
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.run_directory import find_deleted_runs
 from autoqec.reporting import run_report
 from autoqec.reporting.summary import VERDICT_STYLE, print_summary
 from autoqec.reporting.terminal import console
 from autoqec.reporting.text import plain, pluralize
+from autoqec.reporting.watch import describe_job
 from autoqec.store.layout import RunLayout
 from autoqec.system.git import Repo
 
@@ -44,7 +44,7 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
 
     view = run_report.load(locate.run_layout(run))
     print_summary(console(err=out.json), view)
-    if (job := detached.describe(view.layout)) is not None:
+    if (job := describe_job(view.layout)) is not None:
         out.say(job)
     out.emit(view.dump())
 

@@ -19,9 +19,9 @@ def command(run: str, out: Output) -> None:
     """End RUN after its rounds in progress, from any machine that shares the run directory."""
     layout, when = locate.find_run(run), None
     if layout.detached.exists():
-        from autoqec.extensions.slurm import detached
+        from autoqec.orchestrator.plugin_protocols import executor_plugins
 
-        when = detached.stop(layout)
+        when = next(filter(None, (plugin.stop(layout) for plugin in executor_plugins())), None)
     when = when or _stop_process(layout)
     out.say(f"Run {layout.run_id} ends {when}. Continue it: {_resume(layout)}")
     out.emit({"run_id": layout.run_id})
