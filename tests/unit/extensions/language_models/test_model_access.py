@@ -65,3 +65,16 @@ def test_address_in_the_environment_is_checked_for_the_backend_that_reads_it(
 def test_impossible_port_is_refused(two_nodes: Cluster, port: str) -> None:
     with pytest.raises(UsageError, match=r"(?i)port"):
         model_access.require_reachable(asked(base_url=f"http://localhost:{port}"), {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_asked"), [(asked(), True), (asked(cassette=True), False), (RunSettings(), False)]
+)
+def test_job_sees_keys_and_connection_only_if_it_asks_a_model(settings: RunSettings, is_asked: bool) -> None:
+    names = {"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "HTTPS_PROXY", "CODEX_HOME", "SSL_CERT_FILE"}
+    assert names & set(model_access.exported_variables(settings)) == (names if is_asked else set())
+
+
+def test_job_sees_the_key_that_the_variable_of_a_role_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOQEC_CODER_API_KEY_ENV", "GATEWAY_KEY")
+    assert {"AUTOQEC_CODER_API_KEY_ENV", "GATEWAY_KEY"} <= set(model_access.exported_variables(asked()))
