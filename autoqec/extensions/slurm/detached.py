@@ -150,7 +150,7 @@ def _name(layout: RunLayout) -> str:
 
 
 def require_free(layout: RunLayout) -> None:
-    """Raise UsageError if a job executes the run, or will, and this process is not that job."""
+    """Raise UsageError if a job executes the run, or will, and this process is not that job; else remove the mark."""
     if is_own_job(layout.run_id) or not layout.detached.exists():
         return
     job_id, state = find_job(layout)
@@ -161,6 +161,7 @@ def require_free(layout: RunLayout) -> None:
         hint += f" on a machine of the cluster; in a copy of the run delete {layout.detached}"
     if state != GONE:
         raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
+    layout.detached.unlink(missing_ok=True)
 
 
 def stop(layout: RunLayout) -> str | None:
