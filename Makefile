@@ -105,7 +105,7 @@ prove-judge: prove-verifier  # earlier name
 docs: install
 	$(BIN)/python -m docs.generate
 
-site: install
+site: docs
 	$(BIN)/mkdocs build --strict --site-dir build/site
 
 # Tests that need Chromium are skipped without it, with a hint. Only a CI machine gets it installed.

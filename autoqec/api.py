@@ -23,8 +23,6 @@ from autoqec.store import files
 if TYPE_CHECKING:
     import numpy as np
 
-    from autoqec.launch.session import SessionResult
-
 
 @dataclass(frozen=True)
 class Interval:
@@ -201,7 +199,7 @@ def decode(
     from autoqec.decoders.shot_check import check_shots
     from autoqec.decoders.threads import check_threads, decode_array, decoders_needed
     from autoqec.errors import UsageError
-    from autoqec.launch.checkpoints import open_checkpoint
+    from autoqec.orchestrator.checkpoints import open_checkpoint
     from autoqec.qec.diagnosis import describe_mismatch
     from autoqec.qec.weighted_mwpm import missing_extension
 
@@ -234,16 +232,17 @@ def decode(
         return decode_array(decoders, packed)
 
 
-def _run(env: str | None, resumed: str | None, named: Mapping[str, Any], on_event: OnEvent | None) -> RunResult:
-    from autoqec.errors import UsageError
-    from autoqec.launch.options import complete_options, parse_run_options
-    from autoqec.launch.session import run_session
+def _run(env: str | None, resumed: str | None, given: Mapping[str, Any], on_event: OnEvent | None) -> RunResult:
+    from autoqec.orchestrator.plugin_protocols import executor_plugins
+    from autoqec.orchestrator.run_checks import check
+    from autoqec.orchestrator.run_options import request_run
+    from autoqec.orchestrator.session import run_session
 
-    options = parse_run_options(env, set(named), **complete_options(named, resume=resumed))
-    if options.orchestrator is not None:
-        hint = "detach=False runs it in this process; `autoqec run … --detach` detaches it"
-        raise UsageError("is an option of the command line", location="detach", hint=hint)
-    session: SessionResult = run_session(options, on_event or ignore)
+    on_event = on_event or ignore
+    checked = check(request_run(env, given, resumed), on_event)
+    for plugin in executor_plugins():
+        plugin.require_here(checked.request.spec)
+    session = run_session(checked, on_event)
     return _result(run_report.load(session.layout), session.outcome.stop_reason)
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoqec.errors import UsageError
 from autoqec.installation import PACKAGE_DIR
 from autoqec.store import layout
+from autoqec.system.git import Repo
 
 if TYPE_CHECKING:
     from autoqec.contracts.code_source import CodeSource
 
+_PREFIXES = ("refs/heads/exp/", "refs/heads/quarantine/", "refs/autoqec/pin/")
 BUILTIN = PACKAGE_DIR / "envs" / "builtin"
 
 
@@ -48,8 +51,6 @@ def env_file(name: str) -> Path:
 
 def workspace_root() -> Path:
     """Return the root of the git repository of the current directory; UsageError if there is none."""
-    from autoqec.system.git import Repo
-
     return Path(Repo.discover(Path.cwd()).root)
 
 
@@ -66,9 +67,6 @@ def run_layout(run: str, *, root: Path | None = None) -> layout.RunLayout:
 
 def _explain_deleted_run(root: Path, run_id: str) -> None:
     """Raise UsageError if git still has the branches and pins of a run whose directory is gone."""
-    from autoqec.orchestrator.run_directory import find_deleted_runs
-    from autoqec.system.git import Repo
-
     try:
         repo = Repo.discover(root)
     except UsageError:
@@ -77,6 +75,32 @@ def _explain_deleted_run(root: Path, run_id: str) -> None:
         if deleted.run_id == run_id:
             hint = f"autoqec gc {run_id} removes what is left"
             raise UsageError(deleted.message, location=f"run {run_id}", hint=hint)
+
+
+@dataclass(frozen=True)
+class DeletedRun:
+    """A run of which only the git refs remain, for example after `git clean -fdX`; `refs` maps names to commits."""
+
+    run_id: str
+    refs: dict[str, str]
+
+    @property
+    def message(self) -> str:
+        """Description for the user."""
+        branches = sum(ref.startswith("refs/heads/") for ref in self.refs)
+        left = f"{branches} branches and {len(self.refs) - branches} pins remain in git"
+        return f"the directory runs/{self.run_id} with history and secret was deleted (git clean?); {left}"
+
+
+def find_deleted_runs(repo: Repo) -> list[DeletedRun]:
+    """Return the runs of which only branches and pins remain, oldest first."""
+    refs: dict[str, dict[str, str]] = {}
+    for prefix in _PREFIXES:
+        for ref, sha in repo.refs(prefix).items():
+            run_id = ref.removeprefix(prefix).split("/")[0]
+            if layout.RUN_ID.match(run_id) and not layout.RunLayout(repo.root, run_id).root.exists():
+                refs.setdefault(run_id, {})[ref] = sha
+    return [DeletedRun(run_id, refs[run_id]) for run_id in sorted(refs)]
 
 
 def find_run(run: str) -> layout.RunLayout:

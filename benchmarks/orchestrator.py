@@ -25,6 +25,7 @@ from autoqec.orchestrator.executors import SerialExecutor
 from benchmarks import sleeping_job
 from benchmarks.parallel import ENV
 from benchmarks.slurm_throughput import SEED, cpu_between, roles
+from tests.support.starts import start_run
 
 
 def measure_round(config: RunnerConfig, *_: Any, measured: str) -> RoundMetrics:
@@ -53,7 +54,7 @@ def main() -> None:
         workspace = Path(directory, "workspace")
         make_workspace(workspace, ENV)
         executor = SerialExecutor(partial(measure_round, measured=str(Path(directory, "measured"))))
-        with loop.start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles()) as run:
+        with start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles()) as run:
             loop.run_rounds(run, 1, executor=executor)  # imports torch and the rest
             for done in range(1 + chosen.step, 2 + chosen.rounds, chosen.step):
                 before, running_s, start = os.times(), running_children_seconds(), time.perf_counter()

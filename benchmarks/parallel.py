@@ -23,8 +23,9 @@ from autoqec.contracts.views import AnalystView
 from autoqec.ideators import analyst
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors import run_round
-from autoqec.orchestrator.run import search
+from autoqec.orchestrator.roles import search
 from benchmarks.table import Row, record
+from tests.support.starts import start_run
 
 # Enough rounds that the last one, which runs alone, does not dominate the rate.
 ROUNDS, SEED = 20, 1
@@ -47,9 +48,9 @@ def time_run(directory: Path, parallel: int, *, verify: bool) -> tuple[float, fl
     """Return wall-clock and CPU seconds of ROUNDS rounds of a random search."""
     make_workspace(directory, ENV)
     roles = loop.Roles(search("random"), analyst=analyst.analyse if verify else nominate_nothing)
-    with loop.start_run(directory / "env.yaml", directory, "smoke", SEED, "random", roles=roles) as run:
+    with start_run(directory / "env.yaml", directory, "smoke", SEED, "random", roles=roles, parallel=parallel) as run:
         start, spent = time.perf_counter(), cpu_seconds()
-        loop.run_rounds(run, ROUNDS, parallel=parallel)
+        loop.run_rounds(run, ROUNDS)
         return time.perf_counter() - start, cpu_seconds() - spent
 
 

@@ -23,9 +23,9 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import PairedEffect, StoppedBy, Verdict
 from autoqec.qec.stats import paired_effect
-from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.decision import decide
 from autoqec.verification.sequential import Monitor, e_lond_level
+from autoqec.verification.session import simultaneous_effect
 from autoqec.verification.shot_stream import CHUNK
 from benchmarks.drift import drifting_streams
 from benchmarks.table import HERE, Row, format_share, load, record

@@ -32,7 +32,8 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.extensions.slurm import job
 from autoqec.extensions.slurm.executor import SlurmExecutor
 from autoqec.orchestrator import loop
-from autoqec.orchestrator.run import Run, search
+from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Run
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import is_finished
@@ -41,6 +42,7 @@ from benchmarks.parallel import ENV, nominate_nothing
 from benchmarks.sleeping_job import measure_round, sleep_of
 from benchmarks.table import Row, record
 from tests.support.clusters import slurm, slurm_unavailable_reason
+from tests.support.starts import resume_run, start_run
 
 SEED, JOB_MB = 1, 100
 POLL_S = 0.2
@@ -102,7 +104,7 @@ def measured_file(workspace: Path) -> Path:
 def measure(workspace: Path, case: Case) -> Measured:
     """Run one round, then the rounds of the case, in jobs that sleep."""
     make_workspace(workspace, ENV)
-    with loop.start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles()) as run:
+    with start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles()) as run:
         cluster, before = executor(run, case), os.times()
         first = loop.run_rounds(run, 1, executor=cluster)
         start, spent = time.perf_counter(), os.times()
@@ -160,9 +162,9 @@ def cpu_between(start: os.times_result, end: os.times_result) -> tuple[float, fl
 def continue_run(workspace: Path, case: Case) -> None:
     """Start or resume the run, in the process that is killed."""
     if (workspace / "runs").exists() and (found := sorted(path.name for path in (workspace / "runs").glob("2*"))):
-        run = loop.resume_run(found[0], workspace, roles=roles())
+        run = resume_run(found[0], workspace, roles=roles())
     else:
-        run = loop.start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles())
+        run = start_run(workspace / "env.yaml", workspace, "smoke", SEED, "random", roles=roles())
     with run:
         loop.run_rounds(run, 1 + case.rounds, executor=executor(run, case))
 

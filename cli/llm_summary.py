@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from autoqec.contracts.events import Event, LlmCalled
 from autoqec.errors import UsageError
+from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, role_config
+from autoqec.extensions.language_models.clients.errors import LlmError
+from autoqec.extensions.language_models.roles.reader import LlmReader
+from autoqec.reporting.text import plain
 
 if TYPE_CHECKING:
     from autoqec.cli.common import Output
@@ -41,10 +46,6 @@ def summarize_findings(
     """Print the summary of a model below the findings, or a note if its answer is unusable."""
     if model is None or not findings:
         return
-    from autoqec.contracts.events import Event, LlmCalled
-    from autoqec.extensions.language_models.clients.errors import LlmError
-    from autoqec.extensions.language_models.roles.reader import LlmReader
-    from autoqec.reporting.text import plain
 
     calls: list[LlmCalled] = []
 
@@ -72,6 +73,4 @@ def summarize_findings(
 
 
 def _client(model: str) -> Any:
-    from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, role_config
-
     return get_lm_client(role_config("reader", LMConfig(model=model)))

@@ -1,6 +1,7 @@
 """Generates the JSON Schemas, the field tables of the contract pages, the decoder board, and the files for assistants.
 
-`python -m docs.generate` writes them; a test compares the files with the models.
+`python -m docs.generate` writes them; a test compares the files with the models. The page of the decoder board is built
+with the site and not committed.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ MODELS: dict[str, type[Contract]] = {
     name: value
     for module in MODULES
     for name, value in vars(module).items()
-    if isinstance(value, type) and issubclass(value, Contract) and value.__module__ == module.__name__
+    if isinstance(value, type)
+    and issubclass(value, Contract)
+    and value.__module__ == module.__name__
+    and name[0] != "_"
 }
 # Whole files and messages get a schema; their parts stand inside it.
 TOP_LEVEL = (

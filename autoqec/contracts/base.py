@@ -7,9 +7,14 @@ import json
 from collections.abc import Iterable
 from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autoqec.errors import ContractError
+
+
+def optional(description: str) -> Any:
+    """Return a field that is null unless it is set."""
+    return Field(default=None, description=description)
 
 
 class Contract(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from autoqec.contracts.base import Contract, first_validation_error, sha256_json
+from autoqec.contracts.base import Contract, first_validation_error, optional, sha256_json
 from autoqec.errors import ContractError
 
 
@@ -56,12 +56,16 @@ WIDTH_FIELDS = {"mlp": "hidden", "gnn": "hidden", "conv": "channels", "local": "
 DEPTH_FIELDS = {"mlp": "depth", "gnn": "layers", "neural_bp": "iterations", "conv": "layers", "local": "depth"}
 
 
+Inputs = Annotated[
+    Literal["other_sector", "all"],
+    Field(description="detectors the net reads: those outside the decoded sector, or all"),
+]
+
+
 class MlpConfig(Contract):
     """Dense net from detection events to one log-odds per variable of the backend."""
 
-    inputs: Literal["other_sector", "all"] = Field(
-        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
-    )
+    inputs: Inputs = "other_sector"
     hidden: int = Field(default=256, ge=4, le=4096, description="width of each hidden layer")
     depth: int = Field(default=2, ge=1, le=8, description="number of hidden layers")
     activation: Literal["relu", "gelu", "silu"] = Field(default="relu", description="nonlinearity between layers")
@@ -71,9 +75,7 @@ class MlpConfig(Contract):
 class GnnConfig(Contract):
     """Message passing on the decoding graph: detectors are nodes, edges carry the outputs."""
 
-    inputs: Literal["other_sector", "all"] = Field(
-        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
-    )
+    inputs: Inputs = "other_sector"
     hidden: int = Field(default=24, ge=2, le=512, description="features per node")
     layers: int = Field(default=3, ge=1, le=16, description="message-passing steps")
     message_fn: Literal[
@@ -100,9 +102,7 @@ class GnnConfig(Contract):
 class NeuralBpConfig(Contract):
     """Unrolled belief propagation over every mechanism, with learned weights (Nachmani 2016; Liu, Poulin 2019)."""
 
-    inputs: Literal["other_sector", "all"] = Field(
-        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
-    )
+    inputs: Inputs = "other_sector"
     iterations: int = Field(default=5, ge=1, le=64, description="unrolled iterations")
     weight_sharing: Literal["none", "per_layer", "per_check"] = Field(
         default="per_layer", description="which messages share a learned weight"
@@ -123,9 +123,7 @@ class NeuralBpConfig(Contract):
 class ConvConfig(Contract):
     """Convolution over the space-time lattice of the detectors' coordinates; every edge reads the cells it touches."""
 
-    inputs: Literal["other_sector", "all"] = Field(
-        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
-    )
+    inputs: Inputs = "other_sector"
     channels: int = Field(default=16, ge=1, le=256, description="features per lattice cell")
     layers: int = Field(default=3, ge=1, le=16, description="convolutions in sequence")
     kernel: Literal[3, 5] = Field(default=3, description="size of the kernel along each axis")
@@ -229,9 +227,8 @@ class TrainingConfig(Contract):
     finetune_gap: float = Field(
         default=6.0, gt=0, le=50, description="fine-tune on shots whose two logical classes differ by less, in nats"
     )
-    finetune_shots: Literal["recorded", "simulated"] | None = Field(
-        default=None,
-        description="shots of fine-tuning: recorded training blocks, or shots of the model; null: recorded, if any",
+    finetune_shots: Literal["recorded", "simulated"] | None = optional(
+        "shots of fine-tuning: recorded training blocks, or shots of the model; null: recorded, if any"
     )
     device: str = Field(
         default="auto",
@@ -243,12 +240,11 @@ class TrainingConfig(Contract):
         description="snapshots kept in train/: last (only of a round without a checkpoint), all, gap or none",
     )
     snapshot_gap: int = Field(default=1, ge=1, le=2**31, description="gap only: keep iterations divisible by it")
-    sync: SyncConfig | None = Field(
-        default=None,
-        description="processes that optimize: of the loops sync and sync_eval; optional in async and async_eval",
+    sync: SyncConfig | None = optional(
+        "processes that optimize: of the loops sync and sync_eval; optional in async and async_eval"
     )
-    replay: ReplayConfig | None = Field(default=None, description="settings of the loops async and async_eval")
-    policy_gradient: PolicyConfig | None = Field(default=None, description="settings of fine-tuning by reward")
+    replay: ReplayConfig | None = optional("settings of the loops async and async_eval")
+    policy_gradient: PolicyConfig | None = optional("settings of fine-tuning by reward")
 
     @model_validator(mode="after")
     def _ratio_keeps_the_sum(self) -> TrainingConfig:
@@ -303,18 +299,17 @@ class PredecoderDSL(Contract):
     output_mode: OutputMode = Field(
         default="soft_priors", description="log-odds per variable, or flips of error mechanisms"
     )
-    mlp: MlpConfig | None = Field(default=None, description="settings of type mlp")
-    gnn: GnnConfig | None = Field(default=None, description="settings of type gnn")
-    neural_bp: NeuralBpConfig | None = Field(default=None, description="settings of type neural_bp")
-    conv: ConvConfig | None = Field(default=None, description="settings of type conv")
-    local: LocalConfig | None = Field(default=None, description="settings of type local")
+    mlp: MlpConfig | None = optional("settings of type mlp")
+    gnn: GnnConfig | None = optional("settings of type gnn")
+    neural_bp: NeuralBpConfig | None = optional("settings of type neural_bp")
+    conv: ConvConfig | None = optional("settings of type conv")
+    local: LocalConfig | None = optional("settings of type local")
     head: Literal["linear", "mlp_small", "custom"] = Field(
         default="linear", description="layers from features to log-odds"
     )
-    gate: Annotated[float, Field(gt=0, le=MAX_GATE)] | GateShare | None = Field(
-        default=None,
-        description="decode only shots whose complementary gap under plain matching is smaller, in nats, or a share of "
-        "the shots; the others keep the plain prediction. Without a gate, every shot is decoded",
+    gate: Annotated[float, Field(gt=0, le=MAX_GATE)] | GateShare | None = optional(
+        "decode only shots whose complementary gap under plain matching is smaller, in nats, or a share of "
+        "the shots; the others keep the plain prediction. Without a gate, every shot is decoded"
     )
     training: TrainingConfig = Field(default=TrainingConfig(), description="how the weights are trained")
 

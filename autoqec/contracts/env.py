@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.code_source import CodeSource, FileCode, extension_codes
 from autoqec.contracts.noise import (
     BiasedNoise,
@@ -133,7 +133,7 @@ class StimFileCode(FileCode):
     own_noise: ClassVar[bool] = True
     kind: Literal["stim_file"] = Field(default="stim_file", description="selects this code source")
     path: str = Field(description="circuit file, relative to the env file")
-    text: str | None = Field(default=None, description="content of the file; filled in when the env is frozen")
+    text: str | None = optional("content of the file; filled in when the env is frozen")
     rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
 
 
@@ -146,7 +146,7 @@ class DemFileCode(FileCode):
     own_noise: ClassVar[bool] = True
     kind: Literal["dem_file"] = Field(default="dem_file", description="selects this code source")
     path: str = Field(description="detector error model file, relative to the env file")
-    text: str | None = Field(default=None, description="content of the file; filled in when the env is frozen")
+    text: str | None = optional("content of the file; filled in when the env is frozen")
     rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
 
 
@@ -159,7 +159,7 @@ class CssFileCode(FileCode):
 
     kind: Literal["css_file"] = Field(default="css_file", description="selects this code source")
     path: str = Field(description="YAML file with the matrices, relative to the env file")
-    text: str | None = Field(default=None, description="content of the file; filled in when the env is frozen")
+    text: str | None = optional("content of the file; filled in when the env is frozen")
     basis: Literal["z", "x"] = Field(
         default="z", description="z: X errors are decoded, the Z logicals are the observables; x: the reverse"
     )
@@ -251,9 +251,8 @@ class BpSettings(Contract):
         le=60,
         description="0: OSD-0 / LSD-0, else the order of the CS search; clamped to n - rank(H), for LSD to 24 at most",
     )
-    sector: float | None = Field(
-        default=None,
-        description="decode only the detectors whose last coordinate is this; mechanisms that look alike there are one",
+    sector: float | None = optional(
+        "decode only the detectors whose last coordinate is this; mechanisms that look alike there are one"
     )
 
 

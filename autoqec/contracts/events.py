@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.round import PairedCounts, RoundMetrics, RoundStatus
 
@@ -68,7 +68,7 @@ class ShotsRead(Event):
     kind: Literal["shots_read"] = "shots_read"
     what: str = Field(description="what is done, with the file or block")
     done: int = Field(description="bytes or shots so far")
-    total: int | None = Field(default=None, description="bytes or shots in all; null: not known")
+    total: int | None = optional("bytes or shots in all; null: not known")
 
 
 class RunOpened(Event):
@@ -90,14 +90,14 @@ class RoundEvent(Event):
     """An event of one round. `phase` is what the round does from now on; None: unchanged."""
 
     round: int = Field(description="number of the round")
-    phase: str | None = Field(default=None, description="current phase; null: unchanged")
+    phase: str | None = optional("current phase; null: unchanged")
 
 
 class RoundStarted(RoundEvent):
     """A round was begun, or its SLURM job was found again on resume (`job`)."""
 
     kind: Literal["round_begun"] = "round_begun"
-    job: str | None = Field(default=None, description="number of the SLURM job; null: no job")
+    job: str | None = optional("number of the SLURM job; null: no job")
 
 
 class RoundPlanned(RoundEvent):
@@ -105,7 +105,7 @@ class RoundPlanned(RoundEvent):
 
     kind: Literal["planned"] = "planned"
     hypothesis: str | None = Field(description="what the Ideator expects to help")
-    branch: str | None = Field(default=None, description="branch of the round")
+    branch: str | None = optional("branch of the round")
 
 
 class RoundWaiting(RoundEvent):
@@ -128,18 +128,18 @@ class Progress(RoundEvent):
 
     frequent: ClassVar[bool] = True
 
-    step: int | None = Field(default=None, description="optimizer steps so far")
-    steps: int | None = Field(default=None, description="optimizer steps in total")
-    loss: float | None = Field(default=None, description="latest training loss")
-    eta_s: float | None = Field(default=None, description="seconds left")
-    budget: int | None = Field(default=None, description="shots at most")
-    shots: int | None = Field(default=None, description="shots so far")
-    errors_reference: int | None = Field(default=None, description="errors of the baseline decoder")
-    errors_candidate: int | None = Field(default=None, description="errors of the candidate")
-    fixed: int | None = Field(default=None, description="shots that only the candidate decodes correctly")
-    broken: int | None = Field(default=None, description="shots that only the baseline decoder decodes correctly")
-    e_value: float | None = Field(default=None, description="evidence so far")
-    threshold: float | None = Field(default=None, description="e-value at which the null is rejected")
+    step: int | None = optional("optimizer steps so far")
+    steps: int | None = optional("optimizer steps in total")
+    loss: float | None = optional("latest training loss")
+    eta_s: float | None = optional("seconds left")
+    budget: int | None = optional("shots at most")
+    shots: int | None = optional("shots so far")
+    errors_reference: int | None = optional("errors of the baseline decoder")
+    errors_candidate: int | None = optional("errors of the candidate")
+    fixed: int | None = optional("shots that only the candidate decodes correctly")
+    broken: int | None = optional("shots that only the baseline decoder decodes correctly")
+    e_value: float | None = optional("evidence so far")
+    threshold: float | None = optional("e-value at which the null is rejected")
 
     @property
     def counts(self) -> PairedCounts | None:
@@ -171,7 +171,7 @@ class LiveProgress(Progress):
     """The latest event of a round as live.json holds it, reduced to figures."""
 
     kind: str = "progress"
-    p: float | None = Field(default=None, description="physical error rate of the shots")
+    p: float | None = optional("physical error rate of the shots")
 
 
 class RoundMeasured(RoundEvent):

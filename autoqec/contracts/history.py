@@ -8,20 +8,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.names import SHA1, SHA256
-from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
 from autoqec.contracts.round import (
-    ComposeMode,
+    Composed,
     ForkFrom,
     RoundMetrics,
     Timing,
     UtcTime,
     canonical_fork,
-    parent_branches,
 )
-from autoqec.contracts.settings import RunSettings, SettingsChange
+from autoqec.contracts.run_spec import RunSpec
 from autoqec.contracts.verdict import (
     ComparisonTerms,
     CompositionVerdict,
@@ -32,8 +30,15 @@ from autoqec.contracts.verdict import (
 )
 
 
-class RunInfo(Contract):
-    """run.json: written at the start; only `settings` and `settings_changes` change, when a resume names others."""
+class SpecChange(Contract):
+    """Options that a later start of the run replaced, with their new values."""
+
+    at: UtcTime = Field(description="when the run was resumed with other options")
+    changed: dict[str, Any] = Field(description="option -> new value")
+
+
+class RunInfo(RunSpec):
+    """run.json: the specification of the run, and what its start found; only options change, at a resume."""
 
     schema_version: Literal[1] = Field(default=1, description="format of the file")
     run_id: str = Field(description="identifier and directory name of the run")
@@ -41,72 +46,56 @@ class RunInfo(Contract):
     env_yaml_sha256: str = Field(pattern=SHA256, description="hash of the frozen env file")
     baseline_sha: str = Field(pattern=SHA1, description="commit that rounds fork from")
     baseline_ref: str | None = Field(description="branch that was checked out; null: detached HEAD")
-    profile: ProfileName = Field(description="amounts of data and limits")
-    scale: float = Field(
-        default=1.0, ge=MIN_SCALE, le=MAX_SCALE, description="factor on the profile's training and verification"
-    )
-    seed: int = Field(description="seed of the search")
-    sealed_shots: bool = Field(
-        default=False, description="rounds are verified on sealed blocks of recorded shots; false in earlier versions"
-    )
-    ideator: str = Field(description="source of proposals")
-    pins: dict[str, Any] = Field(default={}, description="dotted DSL key -> value that every proposal of the run holds")
-    code_sha256: str = Field(pattern=SHA256, description="code that can change a result; the whole package before")
-    package_sha256: str | None = Field(
-        default=None, pattern=SHA256, description="all code of the package; null in runs of earlier versions"
-    )
+    sealed_shots: bool = Field(default=False, description="rounds are verified on sealed blocks of recorded shots")
+    code_sha256: str = Field(pattern=SHA256, description="code that can change a result")
+    package_sha256: str = Field(pattern=SHA256, description="all code of the package")
     secret_sha256: str = Field(pattern=SHA256, description="commitment to the verifier's secret")
     versions: dict[str, str] = Field(description="package -> version")
     command_line: tuple[str, ...] = Field(description="arguments of the process that started the run")
-    settings: RunSettings | None = Field(
-        default=None, description="inherited by `--resume`; null in runs of earlier versions"
-    )
-    settings_changes: tuple[SettingsChange, ...] = Field(default=(), description="settings that a resume replaced")
+    changes: tuple[SpecChange, ...] = Field(default=(), description="options that a resume replaced")
+
+    def spec(self) -> RunSpec:
+        """Return the specification alone."""
+        return RunSpec.model_construct(**self.fields())
 
 
-class Begun(Contract):
+class _AttemptLine(Contract):
+    round_attempt_id: str = Field(description="identifier of the attempt")
+    round: int = Field(ge=1, description="number of the round")
+    at: UtcTime = Field(description="when the line was written")
+
+
+class Begun(_AttemptLine):
     """Line written before any paid call."""
 
     kind: Literal["begun"] = Field(default="begun", description="selects this line")
-    round_attempt_id: str = Field(description="identifier of the attempt")
-    round: int = Field(ge=1, description="number of the round")
-    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
-class Planned(Contract):
+class Planned(_AttemptLine):
     """Line written before any git call: the complete plan of the round."""
 
     kind: Literal["planned"] = Field(default="planned", description="selects this line")
-    round_attempt_id: str = Field(description="identifier of the attempt")
-    round: int = Field(ge=1, description="number of the round")
     branch: str = Field(description="branch that will be created")
     base_sha: str = Field(pattern=SHA1, description="commit that the branch starts at")
-    fork_from: ForkFrom = Field(description="`baseline`, a branch, or the branches of a composition")
-    compose_mode: ComposeMode | None = Field(description="of a composition: merge only, or merge and edit")
+    fork_from: ForkFrom
+    compose_mode: Composed
     ideator: IdeatorResponse = Field(description="the Ideator's response")
     dsl_config: dict[str, Any] = Field(description="config of the predecoder")
-    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
-class Nominated(Contract):
+class Nominated(_AttemptLine):
     """Line written after the Runner and before the verifier."""
 
     kind: Literal["nominated"] = Field(default="nominated", description="selects this line")
-    round_attempt_id: str = Field(description="identifier of the attempt")
-    round: int = Field(ge=1, description="number of the round")
     analyst: AnalystResponse = Field(description="the Analyst's response")
-    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
-class AlphaSpent(Contract):
+class AlphaSpent(_AttemptLine):
     """Line written before the verifier samples its first shot: from then on the test counts in the error budget."""
 
     kind: Literal["charged"] = Field(default="charged", description="selects this line")
-    round_attempt_id: str = Field(description="identifier of the attempt")
-    round: int = Field(ge=1, description="number of the round")
     artifact_sha256: str = Field(pattern=SHA256, description="hash of the artifact under test")
     attempt_index: int = Field(ge=1, description="position of the test in the run's stream (e-LOND)")
-    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
 AttemptLine = Annotated[Begun | Planned | Nominated | AlphaSpent, Field(discriminator="kind")]
@@ -130,20 +119,6 @@ class Nomination:
     summary_1line: str
     analysis: str
     next_hypothesis_seed: str
-
-
-@dataclass(frozen=True)
-class Lineage:
-    """Where a round's code is, and what it forked from.
-
-    Attributes:
-        parents: Branches that the round forked from, in merge order; () for the baseline.
-    """
-
-    branch: str | None
-    commit_sha: str | None
-    parents: tuple[str, ...]
-    compose_mode: ComposeMode | None
 
 
 @dataclass(frozen=True)
@@ -196,80 +171,58 @@ class HistoryRow(RoundMetrics):
     round: int = Field(ge=1, description="number of the round")
     hypothesis: str = Field(description="what the Ideator expected to help")
     verdict: Literal["candidate", "ignore"] = Field(description="the Analyst's nomination")
-    round_attempt_id: str | None = Field(default=None, description="identifier of a real attempt")
-    reconcile_id: str | None = Field(default=None, description="identifier of a row written by recovery")
-    refers_to_attempt: str | None = Field(default=None, description="earlier attempt that this follow-up row is about")
-    branch: str | None = Field(default=None, description="branch of the round; null if there is none")
+    round_attempt_id: str | None = optional("identifier of a real attempt")
+    reconcile_id: str | None = optional("identifier of a row written by recovery")
+    refers_to_attempt: str | None = optional("earlier attempt that this follow-up row is about")
+    branch: str | None = optional("branch of the round; null if there is none")
     commit_sha: str | None = Field(default=None, pattern=SHA1, description="commit of the code that was measured")
-    fork_from: ForkFrom = Field(
-        default="baseline", description="`baseline`, a branch, or the branches of a composition"
-    )
+    fork_from: ForkFrom = "baseline"
     fork_from_canonical: str = Field(default="baseline", description="`fork_from`, sorted and joined by `|`")
-    fork_from_ordered: tuple[str, ...] | None = Field(
-        default=None, description="parents of a composition in merge order; else null"
-    )
-    compose_mode: ComposeMode | None = Field(
-        default=None, description="of a composition: merge only, or merge and edit"
-    )
-    dsl_config: dict[str, Any] | None = Field(default=None, description="config of the predecoder")
-    dsl_config_sha256: str | None = Field(default=None, description="hash of the config")
+    fork_from_ordered: tuple[str, ...] | None = optional("parents of a composition in merge order; else null")
+    compose_mode: Composed = None
+    dsl_config: dict[str, Any] | None = optional("config of the predecoder")
+    dsl_config_sha256: str | None = optional("hash of the config")
     ideator_source: str = Field(default="", description="which ideator proposed the round, and from which state")
     summary_1line: str = Field(default="", description="the Analyst's summary")
     analysis: str = Field(default="", description="the Analyst's analysis")
     next_hypothesis_seed: str = Field(default="", description="the Analyst's advice for the next rounds")
-    verify_verdict: Verdict | None = Field(
-        default=None, description="the verifier's verdict; null if the round was not verified"
-    )
+    verify_verdict: Verdict | None = optional("the verifier's verdict; null if the round was not verified")
     verify_reasons: tuple[str, ...] = Field(default=(), description="reasons of the verdict")
-    delta_vs_baseline_holdout: float | None = Field(
-        default=None,
-        description="gain per shot on the verifier's shots: over the inner decoder alone, or on recorded "
-        "shots over the strongest baseline",
+    delta_vs_baseline_holdout: float | None = optional(
+        "gain per shot on the verifier's shots: over the inner decoder alone, or on recorded "
+        "shots over the strongest baseline"
     )
-    delta_holdout_low: float | None = Field(default=None, description="lower end of its 95% interval")
-    delta_holdout_high: float | None = Field(default=None, description="upper end of its 95% interval")
-    delta_simultaneous_low: float | None = Field(
-        default=None, description="lower end of the interval that holds for all attempts of the run together (95%)"
+    delta_holdout_low: float | None = optional("lower end of its 95% interval")
+    delta_holdout_high: float | None = optional("upper end of its 95% interval")
+    delta_simultaneous_low: float | None = optional(
+        "lower end of the interval that holds for all attempts of the run together (95%)"
     )
-    delta_simultaneous_high: float | None = Field(default=None, description="upper end of that interval")
-    relative_holdout: float | None = Field(
-        default=None, description="that gain as a share of the logical error rate of the same reference"
+    delta_simultaneous_high: float | None = optional("upper end of that interval")
+    relative_holdout: float | None = optional("that gain as a share of the logical error rate of the same reference")
+    relative_holdout_low: float | None = optional("lower end of its 95% interval")
+    relative_holdout_high: float | None = optional("upper end of its 95% interval")
+    holdout_shots: int | None = optional("shots of the verifier's second draw")
+    paired_eval_bundle_id: str | None = optional("identifier of the verifier's shots")
+    beats_panel: dict[str, bool] | None = optional("baseline -> whether the candidate is better with 95% confidence")
+    holdout_members: tuple[MemberResult, ...] | None = optional(
+        "of a family: every circuit at every p on fresh shots, as in the report; else null"
     )
-    relative_holdout_low: float | None = Field(default=None, description="lower end of its 95% interval")
-    relative_holdout_high: float | None = Field(default=None, description="upper end of its 95% interval")
-    holdout_shots: int | None = Field(default=None, description="shots of the verifier's second draw")
-    paired_eval_bundle_id: str | None = Field(default=None, description="identifier of the verifier's shots")
-    beats_panel: dict[str, bool] | None = Field(
-        default=None, description="baseline -> whether the candidate is better with 95% confidence"
+    composition_verdict: CompositionVerdict | None = optional(
+        "of a verified composition: gain compared with its parents'"
     )
-    holdout_members: tuple[MemberResult, ...] | None = Field(
-        default=None, description="of a family: every circuit at every p on fresh shots, as in the report; else null"
+    judge_flops_per_syndrome: int | None = optional("floating-point operations per shot, counted by the verifier")
+    judge_n_params: int | None = optional("parameters, counted by the verifier")
+    single_shot_failure: str | None = optional(
+        "why the verifier could not decode single shots although batches were decoded"
     )
-    composition_verdict: CompositionVerdict | None = Field(
-        default=None, description="of a verified composition: gain compared with its parents'"
-    )
-    composition_bundle_id: str | None = Field(default=None, description="identifier of the shots of that comparison")
-    judge_flops_per_syndrome: int | None = Field(
-        default=None, description="floating-point operations per shot, counted by the verifier"
-    )
-    judge_n_params: int | None = Field(default=None, description="parameters, counted by the verifier")
-    single_shot_failure: str | None = Field(
-        default=None, description="why the verifier could not decode single shots although batches were decoded"
-    )
-    cost_counted_by: CountedBy | None = Field(
-        default=None, description="code that counted; `candidate sandbox`: the counts are lower bounds"
-    )
-    sandbox: str | None = Field(default=None, description="sandbox backend of the candidate process")
-    conflicting_files: tuple[str, ...] | None = Field(
-        default=None, description="of a compose conflict: paths that could not be merged"
-    )
-    started_at: UtcTime | None = Field(default=None, description="when the attempt began (UTC)")
-    finished_at: UtcTime | None = Field(default=None, description="when its last step ended (UTC)")
-    proposal_wallclock_s: float | None = Field(
-        default=None, description="duration until Ideator and Coder had answered, in seconds"
-    )
-    setup_wallclock_s: float | None = Field(default=None, description="branch, and waiting for a free slot")
-    verify_wallclock_s: float | None = Field(default=None, description="duration of the verification, in seconds")
+    cost_counted_by: CountedBy | None = optional("code that counted; `candidate sandbox`: the counts are lower bounds")
+    sandbox: str | None = optional("sandbox backend of the candidate process")
+    conflicting_files: tuple[str, ...] | None = optional("of a compose conflict: paths that could not be merged")
+    started_at: UtcTime | None = optional("when the attempt began (UTC)")
+    finished_at: UtcTime | None = optional("when its last step ended (UTC)")
+    proposal_wallclock_s: float | None = optional("duration until Ideator and Coder had answered, in seconds")
+    setup_wallclock_s: float | None = optional("branch, and waiting for a free slot")
+    verify_wallclock_s: float | None = optional("duration of the verification, in seconds")
 
     @model_validator(mode="after")
     def _identity(self) -> HistoryRow:
@@ -304,11 +257,6 @@ class HistoryRow(RoundMetrics):
     def nomination(self) -> Nomination:
         """The part of the row that the Analyst gave."""
         return Nomination(self.verdict, self.summary_1line, self.analysis, self.next_hypothesis_seed)
-
-    @property
-    def lineage(self) -> Lineage:
-        """The round's place in the fork graph."""
-        return Lineage(self.branch, self.commit_sha, parent_branches(self.fork_from), self.compose_mode)
 
     @property
     def timing(self) -> Timing:

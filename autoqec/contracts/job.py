@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.names import SHA256
 from autoqec.contracts.round import RunnerConfig, UtcTime
 
@@ -21,9 +21,9 @@ class JobOrder(Contract):
     code_sha256: str = Field(pattern=SHA256, description="trusted code that the round is to be measured with")
     needs_sandbox: bool = Field(description="the branch changes code, which may not run without a sandbox")
     config: RunnerConfig = Field(description="what is measured")
-    job_id: str | None = Field(default=None, description="null: not known to have been accepted")
-    array_index: int | None = Field(default=None, description="element of the job array `name`; null: a job of its own")
-    log_dir: str | None = Field(default=None, description="directory of its log; null: not submitted")
+    job_id: str | None = optional("null: not known to have been accepted")
+    array_index: int | None = optional("element of the job array `name`; null: a job of its own")
+    log_dir: str | None = optional("directory of its log; null: not submitted")
 
 
 class DetachedRun(Contract):

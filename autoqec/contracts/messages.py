@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from autoqec.contracts.base import Contract, first_validation_error
-from autoqec.contracts.round import ComposeMode, ForkFrom
+from autoqec.contracts.round import Composed, ForkFrom
 from autoqec.errors import ContractError
 
 Line = Annotated[str, Field(min_length=1, max_length=400)]
@@ -21,12 +21,8 @@ class IdeatorResponse(Contract):
 
     hypothesis: Line = Field(description="one sentence: what is expected to help, and why")
     slug: Slug = Field(description="short name for the branch")
-    fork_from: ForkFrom = Field(
-        default="baseline", description="`baseline`, a branch, or the branches of a composition"
-    )
-    compose_mode: ComposeMode | None = Field(
-        default=None, description="of a composition: merge only, or merge and edit"
-    )
+    fork_from: ForkFrom = "baseline"
+    compose_mode: Composed = None
     proposal: dict[str, Any] = Field(description="the predecoder config that embodies the hypothesis")
     code_change: str = Field(
         default="", max_length=2000, description="what changes in the editable modules; empty: only the config"

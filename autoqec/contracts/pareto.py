@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.names import SHA1
-from autoqec.contracts.round import ComposeMode, ForkFrom
+from autoqec.contracts.round import Composed, ForkFrom
 from autoqec.contracts.verdict import CountedBy
 
 PREVIEW_SIZE = 5
@@ -29,16 +29,14 @@ class ParetoEntry(Contract):
     flops_per_syndrome: int = Field(description="floating-point operations per shot, counted by the verifier")
     n_params: int = Field(description="parameters, counted by the verifier")
     verdict: Literal["VERIFIED"] = Field(description="only verified rounds are listed")
-    fork_from: ForkFrom = Field(description="`baseline`, a branch, or the branches of a composition")
+    fork_from: ForkFrom
     fork_from_canonical: str = Field(description="`fork_from`, sorted and joined by `|`")
-    compose_mode: ComposeMode | None = Field(description="of a composition: merge only, or merge and edit")
-    delta_simultaneous_low: float | None = Field(
-        default=None, description="lower end of the interval that holds for all attempts of the run together (95%)"
+    compose_mode: Composed
+    delta_simultaneous_low: float | None = optional(
+        "lower end of the interval that holds for all attempts of the run together (95%)"
     )
-    delta_simultaneous_high: float | None = Field(default=None, description="upper end of that interval")
-    cost_counted_by: CountedBy | None = Field(
-        default=None, description="code that counted; `candidate sandbox`: the counts are lower bounds"
-    )
+    delta_simultaneous_high: float | None = optional("upper end of that interval")
+    cost_counted_by: CountedBy | None = optional("code that counted; `candidate sandbox`: the counts are lower bounds")
 
     def dump(self) -> dict[str, Any]:
         """Return a JSON-able dict; fields that version 1 did not have are left out where they are null."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.names import NAME, RUN_ID, RUN_REF, SHA1, SHA256, branch_name, distinct_paths, plain_path
-from autoqec.contracts.round import ComposeMode, ForkFrom, RoundStatus, canonical_fork
+from autoqec.contracts.round import Composed, ForkFrom, RoundStatus, canonical_fork
 
 
 class PointerProvenance(Contract):
@@ -48,7 +48,7 @@ class Pointer(Contract):
     round_attempt_id: str = Field(min_length=1, description="identifier of the attempt")
     branch: str = Field(description="branch that holds this file")
     commit_sha: str = Field(pattern=SHA1, description="commit of the code that was measured")
-    fork_from: ForkFrom = Field(description="`baseline`, a branch, or the branches of a composition")
+    fork_from: ForkFrom
     fork_from_canonical: str = Field(description="`fork_from`, sorted and joined by `|`")
     fork_from_ordered: tuple[str, ...] | None = Field(description="parents of a composition in merge order; else null")
     provenance: PointerProvenance = Field(description="hashes of what the round depends on")
@@ -94,8 +94,8 @@ class ManifestRound(Contract):
     run_id: str = Field(description="run of the round")
     round_idx: int = Field(description="number of the round")
     round_attempt_id: str | None = Field(description="identifier of the attempt; null outside a run")
-    fork_from: ForkFrom = Field(description="`baseline`, a branch, or the branches of a composition")
-    compose_mode: ComposeMode | None = Field(description="of a composition: merge only, or merge and edit")
+    fork_from: ForkFrom
+    compose_mode: Composed
     dsl_config_sha256: str = Field(pattern=SHA256, description="hash of the predecoder config")
     profile: str = Field(description="profile of the run")
     scale: float = Field(default=1.0, description="factor on the profile's training and verification")
@@ -119,7 +119,7 @@ class Manifest(Contract):
     packages: dict[str, str] = Field(description="package -> version")
     environment: ManifestEnvironment = Field(description="what was decoded, with which packages")
     round: ManifestRound = Field(description="identity of the round")
-    container: str | None = Field(default=None, description="SHA-256 of the image that trained in; null: none")
+    container: str | None = optional("SHA-256 of the image that trained in; null: none")
     sandbox: dict[str, Any] = Field(description="backend and settings of the sandbox around training")
     artifacts: tuple[ManifestArtifact, ...] = Field(description="every file the round left")
 

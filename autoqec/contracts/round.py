@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, ProfileName
 
 UtcTime = Annotated[AwareDatetime, AfterValidator(lambda time: time.astimezone(UTC))]
@@ -17,15 +17,13 @@ UtcTime = Annotated[AwareDatetime, AfterValidator(lambda time: time.astimezone(U
 class Timing(Contract):
     """Start, end and duration of the phases of one round; None: not recorded, as in rows of earlier versions."""
 
-    started_at: UtcTime | None = Field(default=None, description="when the round began")
-    finished_at: UtcTime | None = Field(default=None, description="when the round ended")
-    proposal_wallclock_s: float | None = Field(default=None, description="seconds until Ideator and Coder had answered")
-    setup_wallclock_s: float | None = Field(
-        default=None, description="seconds to create the branch and to wait for a free slot"
-    )
-    train_wallclock_s: float | None = Field(default=None, description="seconds of training")
-    eval_wallclock_s: float | None = Field(default=None, description="seconds of the measurement on validation shots")
-    verify_wallclock_s: float | None = Field(default=None, description="seconds of the verification")
+    started_at: UtcTime | None = optional("when the round began")
+    finished_at: UtcTime | None = optional("when the round ended")
+    proposal_wallclock_s: float | None = optional("seconds until Ideator and Coder had answered")
+    setup_wallclock_s: float | None = optional("seconds to create the branch and to wait for a free slot")
+    train_wallclock_s: float | None = optional("seconds of training")
+    eval_wallclock_s: float | None = optional("seconds of the measurement on validation shots")
+    verify_wallclock_s: float | None = optional("seconds of the verification")
 
     @property
     def phases(self) -> list[tuple[str, float]]:
@@ -108,8 +106,9 @@ FailureCause = Literal[
     "crash",
 ]
 
-ForkFrom = str | tuple[str, ...]
+ForkFrom = Annotated[str | tuple[str, ...], Field(description="`baseline`, a branch, or the branches of a composition")]
 ComposeMode = Literal["pure", "with_edit"]
+Composed = Annotated[ComposeMode | None, Field(description="of a composition: merge only, or merge and edit")]
 
 
 def parent_branches(fork_from: ForkFrom) -> tuple[str, ...]:
@@ -137,31 +136,23 @@ class RunnerConfig(Contract):
     round_dir: str = Field(description="directory for the round's files")
     run_id: str = Field(default="local", description="run that the round belongs to")
     round_idx: int = Field(default=1, ge=1, description="number of the round in its run")
-    modules_dir: str | None = Field(
-        default=None, description="directory of editable modules to overlay; null: the package's own"
+    modules_dir: str | None = optional("directory of editable modules to overlay; null: the package's own")
+    code_cwd: str | None = optional("worktree of the round's branch")
+    branch: str | None = optional("branch of the round; null outside a run")
+    commit_sha: str | None = optional("commit of the code that is measured")
+    fork_from: ForkFrom = "baseline"
+    compose_mode: Composed = None
+    round_attempt_id: str | None = optional("identifier of the attempt")
+    parent_delta_ler: float | None = optional(
+        "delta_ler of the fork parent on the same val shots; null: forked from baseline"
     )
-    code_cwd: str | None = Field(default=None, description="worktree of the round's branch")
-    branch: str | None = Field(default=None, description="branch of the round; null outside a run")
-    commit_sha: str | None = Field(default=None, description="commit of the code that is measured")
-    fork_from: ForkFrom = Field(
-        default="baseline", description="`baseline`, a branch, or the branches of a composition"
-    )
-    compose_mode: ComposeMode | None = Field(
-        default=None, description="of a composition: merge only, or merge and edit"
-    )
-    round_attempt_id: str | None = Field(default=None, description="identifier of the attempt")
-    parent_delta_ler: float | None = Field(
-        default=None, description="delta_ler of the fork parent on the same val shots; null: forked from baseline"
-    )
-    parent_checkpoint: str | None = Field(
-        default=None, description="weights to start from with `training.init: parent`"
-    )
+    parent_checkpoint: str | None = optional("weights to start from with `training.init: parent`")
     threads: int = Field(default=1, ge=1, description="CPU threads")
-    visible_gpus: str | None = Field(
-        default=None, description="CUDA_VISIBLE_DEVICES of a training on one GPU; null: that of the Runner's process"
+    visible_gpus: str | None = optional(
+        "CUDA_VISIBLE_DEVICES of a training on one GPU; null: that of the Runner's process"
     )
 
-    container: str | None = Field(default=None, description="SHA-256 of the image that the job runs in; null: none")
+    container: str | None = optional("SHA-256 of the image that the job runs in; null: none")
 
     @model_validator(mode="after")
     def _branch_has_identity(self) -> RunnerConfig:
@@ -211,49 +202,39 @@ class RoundMetrics(Contract):
     """
 
     status: RoundStatus = Field(description="how the round ended")
-    status_reason: str | None = Field(default=None, description="why, if the status is not `ok`")
-    failure_cause: FailureCause | None = Field(
-        default=None, description="kind of the failure that `status_reason` describes; null in earlier versions"
+    status_reason: str | None = optional("why, if the status is not `ok`")
+    failure_cause: FailureCause | None = optional(
+        "kind of the failure that `status_reason` describes; null in earlier versions"
     )
-    delta_ler: float | None = Field(
-        default=None, description="ler_plain_classical - ler_predecoder, positive is better"
+    delta_ler: float | None = optional("ler_plain_classical - ler_predecoder, positive is better")
+    ler_plain_classical: float | None = optional("logical error rate of the inner decoder alone, per shot")
+    ler_predecoder: float | None = optional("logical error rate with the predecoder, per shot")
+    delta_vs_parent: float | None = optional("delta_ler minus that of the fork parent")
+    val_shots: int | None = optional("validation shots decoded")
+    val_errors_plain: int | None = optional("logical errors of the inner decoder alone")
+    val_errors_predecoder: int | None = optional("logical errors with the predecoder")
+    val_fixed: int | None = optional("plain wrong, predecoder right")
+    val_broken: int | None = optional("plain right, predecoder wrong")
+    val_members: tuple[MemberCounts, ...] | None = optional(
+        "of a family: the same counts of every circuit, the target's first; else null"
     )
-    ler_plain_classical: float | None = Field(
-        default=None, description="logical error rate of the inner decoder alone, per shot"
-    )
-    ler_predecoder: float | None = Field(default=None, description="logical error rate with the predecoder, per shot")
-    delta_vs_parent: float | None = Field(default=None, description="delta_ler minus that of the fork parent")
-    val_shots: int | None = Field(default=None, description="validation shots decoded")
-    val_errors_plain: int | None = Field(default=None, description="logical errors of the inner decoder alone")
-    val_errors_predecoder: int | None = Field(default=None, description="logical errors with the predecoder")
-    val_fixed: int | None = Field(default=None, description="plain wrong, predecoder right")
-    val_broken: int | None = Field(default=None, description="plain right, predecoder wrong")
-    val_members: tuple[MemberCounts, ...] | None = Field(
-        default=None, description="of a family: the same counts of every circuit, the target's first; else null"
-    )
-    flops_per_syndrome: int | None = Field(
-        default=None, description="floating-point operations of the net per shot, counted by the compiler"
-    )
-    n_params: int | None = Field(default=None, description="trainable parameters")
-    scale: float | None = Field(
-        default=None, description="factor on the profile's training and verification; null in earlier versions: 1"
-    )
-    train_seed: int | None = Field(default=None, description="seed of training")
-    train_steps: int | None = Field(default=None, description="optimizer steps")
-    train_shots: int | None = Field(default=None, description="shots trained on")
-    final_loss: float | None = Field(default=None, description="loss at the end of training")
-    train_wallclock_s: float | None = Field(default=None, description="duration of training, in seconds")
-    eval_wallclock_s: float | None = Field(default=None, description="duration of the validation, in seconds")
-    vram_peak_gb: float | None = Field(default=None, description="peak GPU memory; null without a GPU")
-    rss_peak_gb: float | None = Field(default=None, description="peak resident memory of the child process")
-    device: str | None = Field(default=None, description="GPU, or processor, that trained; null in earlier versions")
+    flops_per_syndrome: int | None = optional("floating-point operations of the net per shot, counted by the compiler")
+    n_params: int | None = optional("trainable parameters")
+    scale: float | None = optional("factor on the profile's training and verification; null in earlier versions: 1")
+    train_seed: int | None = optional("seed of training")
+    train_steps: int | None = optional("optimizer steps")
+    train_shots: int | None = optional("shots trained on")
+    final_loss: float | None = optional("loss at the end of training")
+    train_wallclock_s: float | None = optional("duration of training, in seconds")
+    eval_wallclock_s: float | None = optional("duration of the validation, in seconds")
+    vram_peak_gb: float | None = optional("peak GPU memory; null without a GPU")
+    rss_peak_gb: float | None = optional("peak resident memory of the child process")
+    device: str | None = optional("GPU, or processor, that trained; null in earlier versions")
     gpus: int | None = Field(default=None, ge=0, description="GPUs that trained; null in earlier versions")
-    checkpoint_path: str | None = Field(
-        default=None, description="absolute in metrics.json, relative to the run directory in rows"
-    )
-    training_log_path: str | None = Field(default=None, description="as checkpoint_path, for train.log")
-    measurement_started_at: UtcTime | None = Field(default=None, description="when the Runner began (UTC)")
-    measurement_finished_at: UtcTime | None = Field(default=None, description="when the Runner ended (UTC)")
+    checkpoint_path: str | None = optional("absolute in metrics.json, relative to the run directory in rows")
+    training_log_path: str | None = optional("as checkpoint_path, for train.log")
+    measurement_started_at: UtcTime | None = optional("when the Runner began (UTC)")
+    measurement_finished_at: UtcTime | None = optional("when the Runner ended (UTC)")
 
     @model_validator(mode="after")
     def _reason_when_not_ok(self) -> RoundMetrics:
@@ -301,11 +282,11 @@ class Trial(Contract):
     share: float = Field(ge=0, le=1, description="share of a round's training; 0 for a check")
     status: Literal["ok", "compile_error", "train_error", "killed_by_safety"] = Field(description="how it ended")
     reason: str | None = Field(default=None, max_length=400, description="why it failed")
-    cause: FailureCause | None = Field(default=None, description="kind of the failure")
+    cause: FailureCause | None = optional("kind of the failure")
     log: str = Field(default="", max_length=MAX_LOG_CHARS, description="end of the traceback of a failure")
-    n_params: int | None = Field(default=None, description="parameters of the network")
-    flops_per_syndrome: int | None = Field(default=None, description="FLOPs per shot")
-    train_shots: int | None = Field(default=None, description="shots of training")
-    val: PairedCounts | None = Field(default=None, description="counts on the first validation shots")
+    n_params: int | None = optional("parameters of the network")
+    flops_per_syndrome: int | None = optional("FLOPs per shot")
+    train_shots: int | None = optional("shots of training")
+    val: PairedCounts | None = optional("counts on the first validation shots")
     seconds: float = Field(ge=0, description="duration, counted in the compute hours of the run")
     at: UtcTime = Field(description="when it ended")

@@ -110,19 +110,33 @@ class RunSpec(Contract):
         "start of a detached run, including its time in the queue; compute_hours, cpu_hours, gpu_hours: training and "
         "validation; plateau: rounds without a change of the Pareto front; usd, tokens: language models; rounds.",
     )
-    extensions: dict[str, dict[str, Any]] = Field(
-        default={}, description="name of a block -> options that an extension added"
-    )
+    extensions: dict[str, Any] = Field(default={}, description="name of a block -> options that an extension added")
 
     def scaled_profile(self) -> Profile:
         """Return the profile with its amounts times the scale."""
         return profile_of(self.profile, self.scale)
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a specification, without those that a subclass adds."""
+        return {name: getattr(self, name) for name in RunSpec.model_fields}
+
+    @property
+    def round_threads(self) -> int:
+        """Threads of one round: a share of `threads` if several rounds run on this machine."""
+        return max(1, self.threads // self.parallel) if self.executor == "local" else self.threads
+
+    def settings(self) -> dict[str, Any]:
+        """Return the stored values that a resume may change, those of extensions by their own names."""
+        fixed = {each.field_name for each in option_fields(RunSpec) if each.option.fixed}
+        values = self.model_dump(mode="json", include={*RunSpec.model_fields} - fixed)
+        blocks = values.pop("extensions")
+        return values | {name: value for block in blocks.values() for name, value in block.items()}
+
     def with_block(self, options: PluginOptions) -> Self:
-        """Return the specification with these options of an extension."""
-        if not options.block:
-            return self
-        return self.model_copy(update={"extensions": {**self.extensions, options.block: options.dump()}})
+        """Return the specification with these options of an extension; without a block if all are the defaults."""
+        others = {name: block for name, block in self.extensions.items() if name != options.block}
+        own = {} if options == type(options)() else {options.block: options}
+        return self.model_copy(update={"extensions": others | own})
 
 
 class PluginOptions(Contract):
@@ -142,4 +156,5 @@ class PluginOptions(Contract):
         Raises:
             ContractError: The block is damaged.
         """
-        return cls.read(spec.extensions.get(cls.block, {}), location=f"run.json: extensions.{cls.block}")
+        block = spec.extensions.get(cls.block, {})
+        return block if isinstance(block, cls) else cls.read(block, location=f"run.json: extensions.{cls.block}")

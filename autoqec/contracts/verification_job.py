@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from autoqec.contracts.base import Contract, canonical_json, sha256_json
+from autoqec.contracts.base import Contract, canonical_json, optional, sha256_json
 from autoqec.contracts.names import SHA256
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import RoundMetrics
@@ -40,7 +40,7 @@ class VerificationOrder(Contract):
     profile: Profile = Field(description="shots and limits")
     candidate: VerificationSubject = Field(description="what is verified")
     parents: tuple[VerificationSubject, ...] = Field(default=(), description="parents of a composition")
-    no_comparison_reason: str | None = Field(default=None, description="why a composition is not compared with parents")
+    no_comparison_reason: str | None = optional("why a composition is not compared with parents")
     attempt_index: int = Field(ge=1, description="position in the run's stream of tests")
     discoveries_before: int = Field(ge=0, description="VERIFIED rounds before this test")
     tested_artifacts: dict[str, int] = Field(description="hash -> round of every artifact that was tested before")
@@ -67,7 +67,7 @@ class VerificationResult(Contract):
     """Content of round_<N>/verification/result-*.json: the report of a job, or the error that it ended with, signed."""
 
     report: dict[str, Any] | None = Field(description="the report; null after an error")
-    error: dict[str, str | None] | None = Field(default=None, description="class, message, location, hint of the error")
+    error: dict[str, str | None] | None = optional("class, message, location, hint of the error")
     signature: str = Field(pattern=SHA256, description="HMAC-SHA256 of order, report and error")
 
     @classmethod

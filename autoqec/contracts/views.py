@@ -9,11 +9,11 @@ from typing import Any, Literal
 from pydantic import Field, SkipValidation
 from typing_extensions import TypedDict  # pydantic refuses typing.TypedDict before Python 3.12
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.pareto import ParetoEntry
 from autoqec.contracts.profiles import Profile
-from autoqec.contracts.round import ComposeMode, ForkFrom, RoundStatus
+from autoqec.contracts.round import Composed, ComposeMode, ForkFrom, RoundStatus
 from autoqec.contracts.verdict import ComparisonTerms, Verdict, comparison_terms
 from autoqec.errors import UsageError
 
@@ -77,9 +77,9 @@ class IdeatorView(Contract):
     pending: SkipValidation[tuple[RoundRow, ...]] = Field(default=(), description="planned rounds without a row")
     pareto: tuple[ParetoEntry, ...] = Field(default=(), description="the verified front")
     pareto_preview: tuple[ParetoEntry, ...] = Field(default=(), description="the part of it that is shown")
-    next_test: NextTest | None = Field(default=None, description="the verifier's next test; None if there is none")
-    sampler: Any = Field(default=None, description="state of the search, if a model works beside it")
-    notes: Any = Field(default=None, description="notes from earlier runs")
+    next_test: NextTest | None = optional("the verifier's next test; None if there is none")
+    sampler: Any = optional("state of the search, if a model works beside it")
+    notes: Any = optional("notes from earlier runs")
 
     def require_env(self) -> EnvSpec:
         """Return the env. UsageError for a recorded table of configs."""
@@ -103,9 +103,7 @@ class CoderView(Contract):
 
     hypothesis: str = Field(description="what the Ideator expects to help")
     slug: str = Field(description="short name for the branch")
-    compose_mode: ComposeMode | None = Field(
-        default=None, description="of a composition: merge only, or merge and edit"
-    )
+    compose_mode: Composed = None
     proposal: dict[str, Any] = Field(description="the proposed config")
     fork_from: tuple[str, ...] = Field(default=(), description="branches of the parents; empty for the baseline")
     code_change: str = Field(default="", description="what the Ideator wants to change in the code")

@@ -18,12 +18,10 @@ from autoqec.decoders.cost_limits import within_limits
 from autoqec.errors import ContractError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Params
-from autoqec.store.run_state import RoundSummary
 
 ABORTED_STATUSES = ("orphaned_branch", "branch_manually_deleted")  # rows without information about their config
 MAX_ABORTED_ATTEMPTS = 2  # aborted rounds after which a config is not proposed again
-MAX_REMEMBERED = 20_000  # rounds whose config is not parsed again
-MAX_PENDING = 1024  # configs of rounds in progress, likewise
+MAX_REMEMBERED = 20_000  # configs that are not parsed again
 
 
 @dataclass(frozen=True)
@@ -206,30 +204,17 @@ class _TriedConfig:
         return self._recipes[finetunes]
 
 
-_REMEMBERED: dict[int, tuple[RoundRow, _TriedConfig]] = {}  # by the identity of the row, which the value keeps alive
-_PENDING: dict[str, _TriedConfig] = {}  # by the text of the config
+_TRIED: dict[str, _TriedConfig] = {}  # by the text of the config
 
 
 def _tried(row: RoundRow) -> _TriedConfig:
-    """Return what follows from the config of a row, which is remembered.
-
-    Every proposal reads all rows: their configs would be parsed twice per round of the run. The row of a recorded round
-    is immutable and shared; that of a pending one is new in each view.
-    """
-    shared: object = row
-    if not isinstance(shared, RoundSummary):
-        text = repr(row["dsl_config"])
-        if text not in _PENDING:
-            if len(_PENDING) >= MAX_PENDING:
-                _PENDING.clear()
-            _PENDING[text] = _TriedConfig(copy.deepcopy(row["dsl_config"]))
-        return _PENDING[text]
-    found = _REMEMBERED.get(id(row))
-    if found is None:
-        if len(_REMEMBERED) >= MAX_REMEMBERED:
-            _REMEMBERED.clear()
-        found = _REMEMBERED[id(row)] = (row, _TriedConfig(row["dsl_config"]))
-    return found[1]
+    """Return what follows from the config of a row; remembered, since every proposal reads all rows."""
+    text = repr(row["dsl_config"])
+    if text not in _TRIED:
+        if len(_TRIED) >= MAX_REMEMBERED:
+            _TRIED.clear()
+        _TRIED[text] = _TriedConfig(copy.deepcopy(row["dsl_config"]))
+    return _TRIED[text]
 
 
 def _recipe(dsl: PredecoderDSL, *, finetunes: bool) -> str:

@@ -5,15 +5,38 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import fields
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from autoqec.contracts.profiles import RunLimits
+from autoqec.contracts.run_spec import RunSpec
 from autoqec.errors import UsageError
 from autoqec.store.run_state import RunState, is_finished
 
-_KEYS = tuple(field.name for field in fields(RunLimits))
+
+def parse_limits(text: str, keys: Sequence[str]) -> dict[str, float]:
+    """Parse limits such as `rounds=20,hours=2.5,usd=3`. Raises UsageError with the part that is invalid.
+
+    Args:
+        text: The value of `--budget`.
+        keys: The known keys: those of `Budget`, and those of extensions.
+    """
+    limits: dict[str, float] = {}
+    for part in (part.strip() for part in text.split(",") if text):
+        key, _, value = part.partition("=")
+        try:
+            number = int(value) if key in ("rounds", "plateau") else float(value)
+        except ValueError:
+            number = 0
+        if key not in keys or not 0 < number < float("inf"):
+            hint = f"KEY=NUMBER with a positive number and a key of {', '.join(keys)}"
+            raise UsageError(f"{part!r} is not a limit", location="--budget", hint=hint)
+        if key in limits:
+            raise UsageError(f"`{key}` is given twice", location="--budget", hint=f"{key}={value}")
+        limits[key] = number
+    return limits
 
 
 class Budget(RunLimits):
@@ -24,30 +47,20 @@ class Budget(RunLimits):
     """
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
-        """Parse limits such as `rounds=20,hours=2.5,plateau=8`. Raises UsageError with the part that is invalid."""
-        limits: dict[str, Any] = {}
-        for part in (part.strip() for part in text.split(",") if text):
-            key, _, value = part.partition("=")
-            try:
-                number = int(value) if key in ("rounds", "plateau") else float(value)
-            except ValueError:
-                number = 0
-            if key not in _KEYS or not 0 < number < float("inf"):
-                hint = f"KEY=NUMBER with a positive number and a key of {', '.join(_KEYS)}"
-                raise UsageError(f"{part!r} is not a limit", location="--budget", hint=hint)
-            if key in limits:
-                raise UsageError(f"`{key}` is given twice", location="--budget", hint=f"{key}={value}")
-            limits[key] = number
-        return cls(**limits)
+    def of(cls, spec: RunSpec) -> Budget:
+        """Return the limits of a run, without those that extensions observe."""
+        limits: dict[str, Any] = {key.name: spec.budget[key.name] for key in fields(cls) if key.name in spec.budget}
+        rounds = [int(number) for number in (spec.rounds, limits.pop("rounds", None)) if number is not None]
+        return cls(**limits, rounds=min(rounds, default=None))
 
-    def exhausted(self, state: RunState, elapsed_s: float, n_running: int = 0) -> str | None:
+    def exhausted(self, state: RunState, elapsed_s: float, n_running: int = 0, extra_hours: float = 0.0) -> str | None:
         """Return the limit that does not allow another round.
 
         Args:
             state: The state of the run.
             elapsed_s: Seconds since the loop started.
             n_running: Rounds that are not recorded yet.
+            extra_hours: Compute hours, without a GPU, that no row has.
 
         Returns:
             A description of the limit; None if a round may start.
@@ -60,17 +73,15 @@ class Budget(RunLimits):
             return hours_exhausted
         for kind in ("compute", "cpu", "gpu"):
             limit = getattr(self, f"{kind}_hours")
-            used = 0.0 if limit is None else self.used_hours(state, kind)
-            if limit is not None and used >= limit:
+            if limit is None:
+                continue
+            used = used_hours(state, kind) + (0.0 if kind == "gpu" else extra_hours)
+            if used >= limit:
                 return f"{used:.2f} of {limit:g} {kind} hours"
         unchanged_rounds = rounds_since_front_change(state) if self.plateau is not None else 0
         if self.plateau is not None and unchanged_rounds >= self.plateau:
             return f"plateau: no change of the Pareto front in {unchanged_rounds} rounds"
         return None
-
-    def used_hours(self, state: RunState, kind: str) -> float:
-        """Return the hours that count for the limit of a kind: compute, cpu or gpu."""
-        return used_hours(state, kind)
 
     def hours_exhausted(self, elapsed_s: float) -> str | None:
         """Return a description of the wall-clock limit if it is reached; it does not depend on the history."""

@@ -9,22 +9,27 @@ from autoqec.contracts.history import RunInfo
 from autoqec.store.run_state import BASELINE, RunState
 
 
-def text(info: RunInfo, state: RunState) -> str:
+def build(info: RunInfo, state: RunState) -> dict[str, Any]:
     """Return the content of fork_graph.json.
 
-    `front` lists the ids of the verified Pareto front, best first. `nodes` has one node per line: the baseline, then
-    the rounds in the order of their rows. `parents` of a node are ids in merge order; a parent without a row is given
-    by its branch.
+    `front` lists the ids of the verified Pareto front, best first. `nodes` has the baseline, then the rounds in the
+    order of their rows. `parents` of a node are ids in merge order; a parent without a row is given by its branch.
     """
-    head = {"run_id": info.run_id, "front": [entry.round_attempt_id for entry in state.front]}
     baseline: dict[str, Any] = {
         "id": BASELINE,
         "commit_sha": info.baseline_sha,
         "branch": info.baseline_ref,
         "parents": [],
     }
-    lines = ",\n".join([json.dumps(baseline, ensure_ascii=False), *(node.graph_node for node in state.rounds.values())])
-    return json.dumps(head, ensure_ascii=False)[:-1] + f', "nodes": [\n{lines}\n]}}\n'
+    nodes = [baseline, *(round_state.graph_node for round_state in state.rounds.values())]
+    return {"run_id": info.run_id, "front": [entry.round_attempt_id for entry in state.front], "nodes": nodes}
+
+
+def text(value: dict[str, Any]) -> str:
+    """Return the graph as JSON with one node per line."""
+    head = json.dumps({**value, "nodes": []}, ensure_ascii=False).removesuffix("]}")
+    lines = ",\n".join(json.dumps(node, ensure_ascii=False, allow_nan=False) for node in value["nodes"])
+    return f"{head}\n{lines}\n]}}\n"
 
 
 def draw(value: dict[str, Any]) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ separately (`unverified`), since a later verification or round may need them.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.provenance import ManifestArtifact
 from autoqec.contracts.round import ForkFrom, parent_branches
+from autoqec.locate import DeletedRun
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
@@ -193,3 +195,19 @@ def _size(path: Path) -> int:
         except OSError:
             continue
     return total
+
+
+def remove_deleted_run(repo: Repo, run: DeletedRun) -> list[str]:
+    """Delete refs and worktrees of a deleted run, except checked-out branches; return the deleted refs."""
+    worktrees = RunLayout(repo.root, run.run_id).worktree("any").parent
+    prefix = f"exp-{run.run_id}-"
+    names = {entry.path.name for entry in repo.worktrees()} | {path.name for path in worktrees.glob(f"{prefix}*")}
+    for name in sorted(names):
+        if name.startswith(prefix):
+            repo.worktree_remove(worktrees / name)
+            shutil.rmtree(worktrees / name, ignore_errors=True)
+    in_use = {f"refs/heads/{branch}" for branch in repo.checked_out_branches()}
+    updates = [RefUpdate(ref, None, sha) for ref, sha in run.refs.items() if ref not in in_use]
+    if updates:
+        repo.update_refs(updates)
+    return [update.ref for update in updates]

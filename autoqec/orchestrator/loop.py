@@ -13,7 +13,7 @@ from autoqec.contracts.events import Event, OnEvent, RoundStarted, RunStopped
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InfrastructureError, UsageError
-from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
+from autoqec.orchestrator.budget import Budget, InterruptHandler
 from autoqec.orchestrator.executors import (
     Executor,
     JobsLeftError,
@@ -22,6 +22,7 @@ from autoqec.orchestrator.executors import (
     RoundFuture,
     SerialExecutor,
 )
+from autoqec.orchestrator.plugin_protocols import ExecutorPlugin
 from autoqec.orchestrator.rounds import (
     StartedRound,
     finish_round,
@@ -30,25 +31,10 @@ from autoqec.orchestrator.rounds import (
     start_round,
     under_way,
 )
-from autoqec.orchestrator.run import Roles, Run, resume_run, start_run
-from autoqec.orchestrator.run_checks import check_resume, check_start
+from autoqec.orchestrator.run import Run
 from autoqec.orchestrator.verify_round import verify_pending
 from autoqec.store import run_control, run_log
 from autoqec.system import machine
-
-__all__ = [
-    "Budget",
-    "Executor",
-    "LoopResult",
-    "Roles",
-    "Run",
-    "check_resume",
-    "check_start",
-    "resume_run",
-    "run_rounds",
-    "start_run",
-    "stop_of_waiting",
-]
 
 MAX_INFRASTRUCTURE_FAILURES = 2  # consecutive; more indicate a problem of the machine, not of the search
 
@@ -69,14 +55,11 @@ class LoopResult:
 
 def run_rounds(
     run: Run,
-    rounds: int | None,
+    rounds: int | None = None,
     on_event: OnEvent | None = None,
     *,
-    budget: Budget | None = None,
-    parallel: int = 1,
     executor: Executor | None = None,
     interrupts: InterruptHandler | None = None,
-    clock: Clock | None = None,
 ) -> LoopResult:
     """Run rounds until the run has `rounds` finished rows, a limit is reached or the user stops it.
 
@@ -90,13 +73,10 @@ def run_rounds(
 
     Args:
         run: The run, held by this process.
-        rounds: Finished rows in total, including those of earlier starts; None for no limit.
+        rounds: Finished rows in total, including those of earlier starts; by default the run's own limit.
         on_event: Receives every event.
-        budget: Further limits.
-        parallel: Number of rounds measured at once if no executor is given.
         executor: Measures the rounds; by default in children of this process.
         interrupts: Handles the signals.
-        clock: Time that counts for the limit `hours`.
 
     Returns:
         The recorded rows and the reason for stopping.
@@ -105,16 +85,16 @@ def run_rounds(
         UsageError: A cluster rejects a job.
     """
     emit = _serialize_events(run_log.logged(on_event))
-    clock, interrupts = clock or Clock(), interrupts or InterruptHandler()
-    limits = [Budget(rounds=rounds), budget or Budget()]
-    executor = executor or _local_executor(run, parallel, limits[1], clock, interrupts)
+    interrupts = interrupts or InterruptHandler()
+    executor = executor or local_executor(run.info.parallel, partial(stop_of_waiting, run, interrupts))
     recorded: list[HistoryRow] = []
     pending: deque[tuple[StartedRound, RoundFuture]] = deque()
     with interrupts:
         try:
             recorded += verify_pending(run.memory, run.repo, emit, executor.verify)
             pending.extend(_resume_submitted(run, executor, emit))
-            stop = partial(_stop_reason, run, limits, clock, interrupts)
+            budget = Budget.of(run.info if rounds is None else run.info.model_copy(update={"rounds": rounds}))
+            stop = partial(_stop_reason, run, budget, interrupts)
             stop_reason = _run_until(stop, run, pending, recorded, executor, emit)
         except JobsLeftError:
             stop_reason = "interrupted; the next start continues the rounds in jobs of the cluster"
@@ -160,24 +140,23 @@ def _run_until(
             return str(stop_reason)
 
 
-def _local_executor(run: Run, parallel: int, budget: Budget, clock: Clock, interrupts: InterruptHandler) -> Executor:
+def local_executor(parallel: int, stop_reason: Callable[[], str | None]) -> Executor:
+    """Return the executor that measures rounds in children of this process, `parallel` at once."""
     if parallel == 1:
         return SerialExecutor()
-
-    stop_reason = partial(stop_of_waiting, run, budget, clock, interrupts)
     return ParallelExecutor(parallel, stop_reason=stop_reason, gpus=machine.visible_gpus())
 
 
-def stop_of_waiting(run: Run, budget: Budget, clock: Clock, interrupts: InterruptHandler) -> str | None:
+def stop_of_waiting(run: Run, interrupts: InterruptHandler) -> str | None:
     """Return why a round that waits for a free slot is not to be measured any more; None: it is."""
     requested = run_control.STOPPED if run_control.stop_requested(run.layout) else None
-    return interrupts.stop_reason() or requested or budget.hours_exhausted(clock.elapsed())
+    return interrupts.stop_reason() or requested or Budget.of(run.info).hours_exhausted(run.clock.elapsed())
 
 
 def _resume_submitted(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:
     for started, order in under_way(run):
         emit(RoundStarted(round=started.attempt.round, phase="found again", job=order.job_id))
-        plugin = plugins.load("autoqec.executors", order.executor)
+        plugin: ExecutorPlugin = plugins.load("autoqec.executors", order.executor)
         yield started, plugin.attach(run, executor, order, emit)
 
 
@@ -211,9 +190,7 @@ def _record_oldest(
     return finish_round(run, started, metrics, emit, executor.verify), False
 
 
-def _stop_reason(
-    run: Run, limits: list[Budget], clock: Clock, interrupts: InterruptHandler, n_running: int, failures: int
-) -> str | None:
+def _stop_reason(run: Run, budget: Budget, interrupts: InterruptHandler, n_running: int, failures: int) -> str | None:
     if failures >= MAX_INFRASTRUCTURE_FAILURES:
         return f"{failures} consecutive rounds were killed by the machine (see `dmesg | tail`)"
     if interrupts.requested:
@@ -221,7 +198,8 @@ def _stop_reason(
     if run_control.stop_requested(run.layout):
         return run_control.STOPPED
     state = run.memory.state
-    return next(filter(None, (limit.exhausted(state, clock.elapsed(), n_running) for limit in limits)), None)
+    exhausted = budget.exhausted(state, run.clock.elapsed(), n_running, run.roles.extra_hours())
+    return exhausted or run.roles.stop_reason(state)
 
 
 def _serialize_events(on_event: OnEvent) -> OnEvent:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, cast
 
+from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.pareto import ParetoEntry, non_dominated, preview
 from autoqec.contracts.profiles import profile_of
 from autoqec.contracts.round import canonical_fork
+from autoqec.contracts.views import AnalystView, IdeatorView, NextTest, RoundRow
 from autoqec.orchestrator import fork_graph, views
 from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.store.run_state import SUMMARY_FIELDS, Attempt, AttemptState, RunState, candidate_front
-
-if TYPE_CHECKING:
-    from autoqec.contracts.env import EnvSpec
-    from autoqec.contracts.views import AnalystView, IdeatorView, NextTest
+from autoqec.store.run_state import Attempt, AttemptState, RunState, candidate_front
 
 FRONT, CANDIDATES = "pareto.json", "candidate_pareto.json"
-E = TypeVar("E", ParetoEntry, HistoryRow)
 
 
 class RunMemory:
@@ -42,7 +39,6 @@ class RunMemory:
         self.layout = RunLayout(directory.parent.parent, directory.name)
         self.history = History(self.layout)
         self.pareto_filename = pareto_filename
-        self._given: list[ParetoEntry | HistoryRow] = []
 
     @property
     def state(self) -> RunState:
@@ -71,56 +67,27 @@ class RunMemory:
         else:
             atomic.write_text(self.layout.log, views.log_head(self.history.info()) + text)
 
-    def update_pareto(
-        self, entry: ParetoEntry | HistoryRow | Mapping[str, Any], pareto_filename: str | None = None
-    ) -> list[Path]:
-        """Merge one entry into a Pareto file; a dominated entry does not change it.
+    def update_pareto(self, entry: ParetoEntry | HistoryRow) -> list[Path]:
+        """Write the Pareto file that the object was created with as if the history also had this entry.
 
         Args:
-            entry: A verified entry for `pareto.json`, or a nominated row for `candidate_pareto.json`; a mapping has the
-                keys of either. If the history does not have the attempt, the entry stays until the views are rebuilt.
-            pareto_filename: The file; by default the one that the object was created with.
+            entry: A verified entry for `pareto.json`, or a nominated row for `candidate_pareto.json`.
 
         Returns:
             The files that were written, including the preview.
 
         Raises:
-            ContractError: A field of a mapping is missing or invalid.
             TypeError: The entry is not one of that file.
         """
-        filename = pareto_filename or self.pareto_filename
-        if filename == CANDIDATES:
-            rows = (*self.state.candidates, *self._merge(HistoryRow, entry, filename))
-            return self._write({self.layout.candidates: _candidate_file(candidate_front(rows))})
-        verified = (*self.state.front, *self._merge(ParetoEntry, entry, filename))
-        unique = {known.round_attempt_id: known for known in verified}
-        return self._write(self._front_files(non_dominated(unique.values())))
-
-    def _merge(self, kind: type[E], entry: Any, filename: str) -> list[E]:
-        """Return the given entries whose attempt is not in the history, and this one last."""
-        given = kind.read(entry, location=filename) if isinstance(entry, Mapping) else entry
-        if not isinstance(given, kind):
-            raise TypeError(f"an entry of {filename} is a {kind.__name__}, not a {type(entry).__name__}")
-        self._given = [known for known in self._given if known.round_attempt_id not in self.state.rounds] + [given]
-        return [known for known in self._given if isinstance(known, kind)]
-
-    def update_views(self, row: HistoryRow) -> None:
-        """Update every view incrementally after `row`, the last row of the history."""
-        state = self.state
-        round_state = state.round_of(row)
-        if row.refers_to_attempt or round_state is None:  # the row it replaces may appear in any view
-            self.rebuild_views()
-            return
-        self.append_log(views.section(row, state))
-        if round_state.attempt_id in state.verified:
-            self.update_pareto(state.verified[round_state.attempt_id], FRONT)
-        elif row in state.candidates:
-            self.update_pareto(row, CANDIDATES)
-        self._write({self.layout.fork_graph: fork_graph.text(self.history.info(), state)})
+        if isinstance(entry, HistoryRow) and self.pareto_filename == CANDIDATES:
+            return self._write({self.layout.candidates: _candidate_file([*self.state.candidates, entry])})
+        if isinstance(entry, ParetoEntry) and self.pareto_filename == FRONT:
+            verified = {known.round_attempt_id: known for known in (*self.state.front, entry)}
+            return self._write(self._front_files(non_dominated(verified.values())))
+        raise TypeError(f"{type(entry).__name__} is not an entry of {self.pareto_filename}")
 
     def rebuild_views(self) -> list[Path]:
         """Write every view that differs from the history; return the written files."""
-        self._given = []
         return self._write(self.views())
 
     def stale_views(self) -> list[Path]:
@@ -129,17 +96,15 @@ class RunMemory:
 
     def views(self) -> dict[Path, str]:
         """Return the exact content of every view file."""
-        info, state = self.history.info(), self.state
-        return self._front_files(state.front) | {
-            self.layout.candidates: _candidate_file(state.candidates),
-            self.layout.fork_graph: fork_graph.text(info, state),
-            self.layout.log: views.log(info, self.history.rows()),
+        return self._front_files(self.state.front) | {
+            self.layout.candidates: _candidate_file(self.state.candidates),
+            self.layout.fork_graph: fork_graph.text(self.graph()),
+            self.layout.log: views.log(self.history.info(), self.history.rows()),
         }
 
     def graph(self) -> dict[str, Any]:
         """Return the content of fork_graph.json, computed from the history."""
-        value: dict[str, Any] = json.loads(fork_graph.text(self.history.info(), self.state))
-        return value
+        return fork_graph.build(self.history.info(), self.state)
 
     def _front_files(self, front: Sequence[ParetoEntry]) -> dict[Path, str]:
         return {
@@ -180,8 +145,6 @@ class RunMemory:
         Returns:
             The view; its `pending` are planned rounds without a row.
         """
-        from autoqec.contracts.views import IdeatorView
-
         info, state = self.history.info(), self.state
         planned = (attempt for attempt in self.attempt_state.attempts.values() if attempt.planned)
         return IdeatorView(
@@ -201,7 +164,6 @@ class RunMemory:
         )
 
     def _next_test(self, alpha: float) -> NextTest:
-        from autoqec.contracts.views import NextTest
         from autoqec.verification.sequential import e_lond_level
 
         index, discoveries = self.next_test_index(), len(self.state.verified)
@@ -213,8 +175,6 @@ class RunMemory:
 
     def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> AnalystView:
         """Return the Analyst's view of one round."""
-        from autoqec.contracts.views import AnalystView
-
         metrics_path = Path(os.path.abspath(round_dir)) / "metrics.json"
         return AnalystView(
             run_id=self.layout.run_id,
@@ -224,11 +184,10 @@ class RunMemory:
         )
 
 
-def _pending(attempt: Attempt) -> dict[str, Any]:
+def _pending(attempt: Attempt) -> RoundRow:
     planned = attempt.planned
     assert planned is not None
-    nothing_yet: dict[str, Any] = dict.fromkeys(SUMMARY_FIELDS)
-    return nothing_yet | {
+    known = {
         "round": attempt.round,
         "hypothesis": planned.ideator.hypothesis,
         "fork_from": planned.fork_from,
@@ -238,10 +197,11 @@ def _pending(attempt: Attempt) -> dict[str, Any]:
         "dsl_config": planned.dsl_config,
         "forkable": False,
     }
+    return cast("RoundRow", dict.fromkeys(RoundRow.__annotations__) | known)
 
 
 def _candidate_file(rows: Iterable[HistoryRow]) -> str:
-    return _json_lines(views.candidate(row) for row in rows)
+    return _json_lines(views.candidate(row) for row in candidate_front(rows))
 
 
 def _json_lines(entries: Iterable[dict[str, Any]]) -> str:

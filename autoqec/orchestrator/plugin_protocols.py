@@ -8,14 +8,16 @@ every plugin, so that it imports nothing heavy at its top: neither torch, stim n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autoqec import plugins
 from autoqec.contracts.run_spec import PluginOptions, RunSpec
+from autoqec.errors import UsageError
+from autoqec.orchestrator.run_request import RunRequest as RunRequest
 
 if TYPE_CHECKING:
     from autoqec.contracts.events import OnEvent
@@ -23,27 +25,6 @@ if TYPE_CHECKING:
     from autoqec.orchestrator.executors import Executor, RoundFuture
     from autoqec.orchestrator.run import Roles, Run
     from autoqec.store.layout import RunLayout
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What one call of `autoqec run`, or of its Python counterpart, asks for.
-
-    Attributes:
-        root: Top of the workspace; paths in `spec` are relative to it.
-        spec: The specification; at a resume the stored one, updated by the options that are given.
-        given: Names of the options that the caller gave, with underscores.
-        env_path: Env file of a new run; None at a resume.
-        layout: The run that is resumed; None: a new one.
-        n_edges: Edges of the matching graph that set the scale; None if they did not.
-    """
-
-    root: Path
-    spec: RunSpec
-    given: frozenset[str]
-    env_path: Path | None = None
-    layout: RunLayout | None = None
-    n_edges: int | None = None
 
 
 class RunPlugin:
@@ -156,12 +137,12 @@ class ExecutorPlugin(RunPlugin):
         """Return the executor of an opened run, whose options are in `run.info`."""
         raise NotImplementedError
 
-    def attach(self, run: Run, executor: Executor | None, order: JobOrder, on_event: OnEvent) -> RoundFuture:
+    def attach(self, run: Run, executor: Executor, order: JobOrder, on_event: OnEvent) -> RoundFuture:
         """Return the measurement that an earlier process submitted.
 
         Args:
             run: The run.
-            executor: The executor of the run if it is one of this plugin, otherwise None.
+            executor: The executor of the run, of this plugin or of another one.
             order: What was submitted.
             on_event: Receives the progress of the round.
         """
@@ -174,6 +155,9 @@ class ExecutorPlugin(RunPlugin):
             The exit status; None: this process runs the rounds in the usual way.
         """
         return None
+
+    def require_here(self, spec: RunSpec) -> None:
+        """Raise UsageError if `carry_out` leaves the rounds of a run to jobs, which a Python program cannot do."""
 
     def require_free(self, layout: RunLayout) -> None:
         """Raise UsageError if a job runs the rounds of this run, or will; asked before every resume."""
@@ -195,14 +179,27 @@ class ExecutorPlugin(RunPlugin):
         return False
 
 
+SEARCHES = ("tpe", "random", "evolve")  # ideators of the core: modules of `autoqec.ideators`
+
+
+def ideator_names() -> tuple[str, ...]:
+    """Return the names of all ideators: those of the core, then those of extensions."""
+    return (*SEARCHES, "replay", *plugins.names("autoqec.ideators"))
+
+
+def executor_names() -> tuple[str, ...]:
+    """Return the names of all executors: that of the core, then those of extensions."""
+    return ("local", *plugins.names("autoqec.executors"))
+
+
 def ideator_plugins() -> list[IdeatorPlugin]:
-    """Return the installed plugins that add ideators, each once. Raises UsageError if one cannot be imported."""
-    return _distinct([plugins.load("autoqec.ideators", name) for name in plugins.names("autoqec.ideators")])
+    """Return the installed plugins that add ideators, each once, without those that cannot be imported."""
+    return _installed("autoqec.ideators")
 
 
 def executor_plugins() -> list[ExecutorPlugin]:
-    """Return the installed plugins that add executors, each once. Raises UsageError if one cannot be imported."""
-    return _distinct([plugins.load("autoqec.executors", name) for name in plugins.names("autoqec.executors")])
+    """Return the installed plugins that add executors, each once, without those that cannot be imported."""
+    return _installed("autoqec.executors")
 
 
 def run_plugins() -> list[RunPlugin]:
@@ -210,5 +207,11 @@ def run_plugins() -> list[RunPlugin]:
     return [*ideator_plugins(), *executor_plugins()]
 
 
-def _distinct(found: list[Any]) -> list[Any]:
-    return list({id(each): each for each in found}.values())
+@cache
+def _installed(group: plugins.Group) -> list[Any]:
+    found = {}
+    for name in plugins.names(group):
+        with suppress(UsageError):  # named by `autoqec doctor`, and when the plugin itself is chosen
+            plugin = plugins.load(group, name)
+            found[id(plugin)] = plugin
+    return list(found.values())

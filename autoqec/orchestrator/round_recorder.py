@@ -230,7 +230,6 @@ def verification_fields(report: VerifyReport) -> dict[str, Any]:
         fields["holdout_members"] = report.members
     if report.composition is not None:
         fields["composition_verdict"] = report.composition.verdict
-        fields["composition_bundle_id"] = report.composition.bundle_id
     if report.cost is not None:
         fields["judge_flops_per_syndrome"] = report.cost.expected_flops_per_syndrome
         fields["judge_n_params"] = report.cost.n_params

@@ -33,7 +33,8 @@ from autoqec.orchestrator.editable_modules import read_modules
 from autoqec.orchestrator.executors import verify_here
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.recovery.inspect import read_job_order
-from autoqec.orchestrator.run import Run, search
+from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Run
 from autoqec.orchestrator.verify_round import Candidate, Verify, verify_candidate
 from autoqec.store import atomic, files
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RoundLayout, pointer_on_branch, quarantine_branch_of
@@ -158,7 +159,7 @@ def start_round(run: Run, on_event: OnEvent) -> StartedRound:
     atomic.make_dir(run.layout.round(number).dir)
     failpoint("begun")
     on_event(RoundStarted(round=number, phase="thinking"))
-    attempt = Attempt(begun.round_attempt_id, number, begun.at)
+    attempt = Attempt(begun.round_attempt_id, number, begun)
     try:
         planned, edits, tips = plan_round(run, attempt)
     except RoundError as failure:
@@ -332,7 +333,7 @@ def _record_row(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
     """Append the row, which is the commit point of the round, and update the views."""
     run.memory.append_round(row)
     failpoint("row_appended")
-    run.memory.update_views(row)
+    run.memory.rebuild_views()
     failpoint("views_written")
     on_event(RoundRecorded(round=row.round, phase="done", row=row))
 

@@ -3,189 +3,119 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoqec import plugins
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.history import RunInfo
-from autoqec.contracts.pins import Pins
-from autoqec.contracts.profiles import Profile, profile_of
+from autoqec.contracts.pins import apply_pins
+from autoqec.contracts.profiles import profile_of
+from autoqec.contracts.run_spec import RunSpec
+from autoqec.decoders.gating import Gate, has_gap
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
+from autoqec.orchestrator.plugin_protocols import RunRequest, executor_plugins, run_plugins
 from autoqec.orchestrator.recovery.inspect import require_own_directory
+from autoqec.orchestrator.roles import check_ideator
+from autoqec.orchestrator.run import CheckedRun, NetworkOptions
 from autoqec.orchestrator.secret import new_secret, read_secret, require_only_copy
+from autoqec.qec import external_decoders
+from autoqec.qec.problem import Problem
+from autoqec.qec.weighted_mwpm import missing_extension
+from autoqec.runner.devices import require_available
+from autoqec.runner.round_memory import RoundMemory
 from autoqec.store import files
 from autoqec.store.history import History
-from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, pointer_on_branch, runs_dir
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RunLayout, pointer_on_branch, runs_dir
 from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
 
 if TYPE_CHECKING:
-    from autoqec.runner.shot_source import RunShots
+    pass
 
 
-@dataclass(frozen=True)
-class StartCheck:
-    """The checked inputs of a new run.
-
-    Attributes:
-        env_text: The env file with its circuit files included, as the run stores it.
-        baseline: The commit that rounds fork from.
-        baseline_config: The config of that commit's editable modules.
-        network_options: What a predecoder of this env can have.
-        notes: Messages for the user.
-        recorded: The shots that the env's code brings; None if they are sampled.
-    """
-
-    repo: Repo
-    env: EnvSpec
-    env_text: str
-    baseline: str
-    baseline_config: dict[str, Any]
-    network_options: NetworkOptions
-    secret: bytes
-    notes: tuple[str, ...]
-    recorded: RunShots | None = None
-
-
-def check_start(
-    env_path: Path | str,
-    repo: Path | str,
-    profile: str,
-    *,
-    pins: Pins | None = None,
-    secret_file: Path | str | None = None,
-    trained_here: bool = True,
-    on_event: OnEvent = ignore,
-) -> StartCheck:
-    """Check everything that a new run needs; write nothing.
-
-    Args:
-        env_path: The env file.
-        repo: A directory of the repository.
-        profile: The name of a profile.
-        pins: DSL values that every proposal must have.
-        secret_file: See `secret.new_secret`.
-        trained_here: See `find_network_options`.
-        on_event: Receives the progress of reading recorded shots.
-
-    Raises:
-        UsageError: A check failed; names which.
-    """
-    env, env_text = files.load_env(env_path)
-    chosen = profile_of(profile)
-    workspace = Repo.discover(repo)
-    baseline = workspace.head_sha()
-    baseline_config = baseline_config_at(workspace, baseline)
-    check_workspace(workspace)  # first, since a missing filter program also breaks `git status`
-    _require_clean(workspace)
-    runs_root = runs_dir(workspace.root)
-    _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
-    secret = new_secret(secret_file)
-    network_options = find_network_options(env, baseline_config, chosen, trained_here=trained_here)
-    if not network_options.gate_available:
-        _require_no_gate(env, pins or {})
-    recorded = env.code.check_start(env, Path(env_path).parent, on_event)
-    message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
-    linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
-    found = (linked, message if workspace.head_ref() is None else None, _slower_note(env, here=trained_here))
-    notes = tuple(note for note in found if note is not None)
-    return StartCheck(workspace, env, env_text, baseline, baseline_config, network_options, secret, notes, recorded)
-
-
-@dataclass(frozen=True)
-class ResumeCheck:
-    """An earlier run that can be resumed; nothing is written yet.
-
-    Attributes:
-        env_text: The env file as the run keeps it.
-        baseline_config: The config of the editable modules at the baseline commit.
-        inputs: What a predecoder of this env can read.
-        notes: Notes for the user.
-        recorded: The env's recorded shots, if they are to be provided again.
-    """
-
-    repo: Repo
-    layout: RunLayout
-    info: RunInfo
-    env: EnvSpec
-    env_text: str
-    baseline_config: dict[str, Any]
-    network_options: NetworkOptions
-    notes: tuple[str, ...]
-    recorded: RunShots | None = None
-
-
-def check_resume(
-    run_id: str,
-    repo: Path | str,
-    recorded: Path | None = None,
-    *,
-    trained_here: bool = True,
-    on_event: OnEvent = ignore,
-) -> ResumeCheck:
-    """Check everything that resuming a run needs, except the lock and recovery.
+def check(request: RunRequest, on_event: OnEvent = ignore, *, own_roles: bool = False) -> CheckedRun:
+    """Check everything that a start or a resume needs, except the lock and recovery; called once per process.
 
     Nothing is written.
 
     Args:
-        run_id: The run.
-        repo: A directory of the repository.
-        recorded: Directory of the run's recorded shots, if it has moved.
-        trained_here: See `find_network_options`.
-        on_event: Receives the progress of hashing the recorded shots.
+        request: The run.
+        on_event: Receives the progress of reading recorded shots.
+        own_roles: Whether the caller builds the roles, so that the ideator is only a name.
 
     Raises:
-        UsageError: There is no such run, it is closed, its recorded shots are missing, or git or the file system does
-            not allow a round.
+        UsageError: A check failed; names which.
         ManualInterventionRequired: Env, secret, baseline commit or the code that can change results is not what the
             run started with.
     """
-    workspace = Repo.discover(repo)
-    layout = RunLayout(workspace.root, run_id)
-    if not RUN_ID.match(run_id) or not layout.root.is_dir():
-        raise UsageError("there is no such run here", location=f"run {run_id}", hint="autoqec show")
+    if not own_roles:
+        check_ideator(request)
+    if request.spec.executor != "local":
+        plugins.load("autoqec.executors", request.spec.executor)
+    for plugin in executor_plugins() if own_roles else run_plugins():
+        request = replace(request, spec=request.spec.with_block(plugin.check(request)))
+    if request.layout is None:
+        return _check_start(request, on_event)
+    return _check_resume(request, request.layout, on_event)
+
+
+def _check_start(request: RunRequest, on_event: OnEvent) -> CheckedRun:
+    assert request.env_path is not None  # a run is either new or resumed
+    spec, repo, here = request.spec, request.repo, request.spec.executor == "local"
+    env, env_text = files.load_env(request.env_path)
+    baseline = repo.head_sha()
+    baseline_config = baseline_config_at(repo, baseline)
+    check_workspace(repo)  # first, since a missing filter program also breaks `git status`
+    _require_clean(repo)
+    runs_root = runs_dir(repo.root)
+    _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else repo.root)
+    secret = new_secret(spec.secret_file)
+    network_options = check_env(env, baseline_config, spec)
+    recorded = env.code.check_start(env, request.env_path.parent, on_event)
+    detached = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
+    notes = (
+        preflight.linked_worktree_note(repo, repo.linked_worktree, baseline),
+        detached if repo.head_ref() is None else None,
+        missing_extension(env.backend) if here else None,
+    )
+    return CheckedRun(
+        request, env, env_text, baseline, baseline_config, network_options, _without_none(notes), recorded, secret
+    )
+
+
+def _check_resume(request: RunRequest, layout: RunLayout, on_event: OnEvent) -> CheckedRun:
+    spec, repo, here = request.spec, request.repo, request.spec.executor == "local"
+    for plugin in executor_plugins():
+        plugin.require_free(layout)
     info = History(layout).info()
     require_own_directory(layout, info)
     env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
     env = files.parse_env(env_text, location=str(layout.env))
     require_only_copy(layout)
-    notes = _require_unchanged(workspace, layout, info, env_text)
+    code_note = _require_unchanged(repo, layout, info, env_text)
     _require_writable(layout.root)
-    config = baseline_config_at(workspace, info.baseline_sha)
-    options = find_network_options(env, config, profile_of(info.profile), trained_here=trained_here)
-    if (slower := _slower_note(env, here=trained_here)) is not None:
-        notes.append(slower)
-    shots = None
-    if recorded is None:
+    config = baseline_config_at(repo, info.baseline_sha)
+    network_options = check_env(env, config, spec)
+    notes = (code_note, missing_extension(env.backend) if here else None)
+    if (directory := spec.recorded) is None:
         env.code.check_resumed(env, layout)
-    else:
-        shots = env.code.check_moved(env, recorded, str(layout.root), on_event)
-    return ResumeCheck(workspace, layout, info, env, env_text, config, options, tuple(notes), shots)
+    recorded = None if directory is None else env.code.check_moved(env, directory, str(layout.root), on_event)
+    return CheckedRun(
+        request, env, env_text, info.baseline_sha, config, network_options, _without_none(notes), recorded
+    )
 
 
-def _require_no_gate(env: EnvSpec, pins: Pins) -> None:
-    """Raise UsageError if a gate is pinned although matching of the env has no complementary gap."""
-    from autoqec.decoders.gating import Gate
-    from autoqec.qec.problem import Problem
-
-    pinned = [key for key, value in pins.items() if key.partition(".")[0] == "gate" and value is not None]
-    for p in env.points if pinned else ():
-        Gate(Problem.from_env(env, p), 1.0, hint=f"leave out --pin {pinned[0]}")
+def _without_none(notes: tuple[str | None, ...]) -> tuple[str, ...]:
+    return tuple(note for note in notes if note is not None)
 
 
-def _slower_note(env: EnvSpec, *, here: bool) -> str | None:
-    """Return a note if rounds of an env, trained on this machine, lack the C extension."""
-    from autoqec.qec.weighted_mwpm import missing_extension
-
-    return missing_extension(env.backend) if here else None
-
-
-def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) -> list[str]:
-    """Check that what the run fixed at its start is still the same; return notes for the user."""
+def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) -> str | None:
+    """Check that what the run fixed at its start is still the same; return a note for the user."""
     read_secret(layout, info)
     check_workspace(repo)
     was, now = info.env_yaml_sha256, sha256_bytes(env_text.encode())
@@ -195,8 +125,7 @@ def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: s
     if repo.rev_parse(info.baseline_sha) is None:
         message = f"git no longer has the baseline commit {info.baseline_sha}"
         raise ManualInterventionRequired(message, location=info.run_id, hint="git fetch")
-    note = code_change(info)
-    return [] if note is None else [note]
+    return code_change(info)
 
 
 def check_workspace(repo: Repo) -> None:
@@ -219,43 +148,26 @@ def baseline_config_at(repo: Repo, commit: str) -> dict[str, Any]:
         ) from error
 
 
-@dataclass(frozen=True)
-class NetworkOptions:
-    """What a predecoder of an env can have.
-
-    Attributes:
-        inputs: What it can read: `all` if no detector lies outside the inner decoder's sector, else `other_sector`.
-        gate_available: Whether its config can have a `gate`, which needs the complementary gap of matching.
-    """
-
-    inputs: str
-    gate_available: bool
-
-
-def find_network_options(
-    env: EnvSpec, config: dict[str, Any], profile: Profile, *, trained_here: bool = True
-) -> NetworkOptions:
-    """Build the decoding problem at every noise point; of a family, also every circuit's network.
+def check_env(env: EnvSpec, config: dict[str, Any], spec: RunSpec) -> NetworkOptions:
+    """Build the decoding problem at every noise point once; of a family, also every circuit's network.
 
     Args:
         env: The env.
         config: The config of the baseline; its training needs memory.
-        profile: Limits the memory of a round.
-        trained_here: Whether rounds are trained in the memory of this process, not in jobs of a cluster.
+        spec: The run: its profile limits the memory of a round, which this process has only if it trains rounds.
 
     Raises:
         UsageError: A circuit cannot be decoded, a round would need more memory than there is, no network is within the
-            env's limits, or the circuits of a family cannot share weights.
+            env's limits, the circuits of a family cannot share weights, or a gate is pinned that no network can have.
     """
     from autoqec.decoders.feasibility import require_feasible_limits
-    from autoqec.decoders.gating import has_gap
-    from autoqec.qec import external_decoders
-    from autoqec.qec.problem import Problem
-    from autoqec.runner.round_memory import RoundMemory
 
+    here, profile = spec.executor == "local", profile_of(spec.profile)
+    if here and spec.pins:
+        require_available(parse_dsl(apply_pins({"type": "mlp", "mlp": {}}, spec.pins)).training)
     external_decoders.require_installed(env)
     training = parse_dsl(config, location=EDITABLE_CONFIG).training
-    RoundMemory.of(env, training, profile).require(f"env `{env.name}`", profile, trained_here=trained_here)
+    RoundMemory.of(env, training, profile).require(f"env `{env.name}`", profile, trained_here=here)
     problems = [Problem.from_env(env, p) for p in env.points]
     inputs = "other_sector" if len(problems[0].graph.out_of_sector) else "all"
     require_feasible_limits(env.constraints, problems[0], inputs)
@@ -263,21 +175,22 @@ def find_network_options(
         from autoqec.decoders import family  # imports torch, which takes most of the time of a check without it
 
         family.require_shared_weights(env, inputs)
-    return NetworkOptions(inputs, gate_available=all(has_gap(problem) for problem in problems))
+    gate_available = all(has_gap(problem) for problem in problems)
+    pinned = [key for key, value in spec.pins.items() if key.partition(".")[0] == "gate" and value is not None]
+    for problem in problems if pinned and not gate_available else ():
+        Gate(problem, 1.0, hint=f"leave out --pin {pinned[0]}")
+    return NetworkOptions(inputs, gate_available)
 
 
 def code_change(info: RunInfo) -> str | None:
     """Compare the installed code with the code that the run began with.
 
     Returns:
-        A note if code changed that cannot change a result, or if an earlier version started the run: version 1 stored
-        one hash of the whole package, which does not show what changed. None if nothing changed.
+        A note if code changed that cannot change a result; None if nothing changed.
 
     Raises:
         ManualInterventionRequired: Code changed that can change a result, so old and new rounds are not comparable.
     """
-    if info.package_sha256 is None:
-        return "an earlier version of AutoQEC started this run; the installed version measures the new rounds"
     if info.code_sha256 != machine.code_sha256():
         raise ManualInterventionRequired(
             f"code that can change results ({', '.join(machine.RESULT_PACKAGES)}) has changed since the start of the "

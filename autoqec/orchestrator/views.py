@@ -12,7 +12,7 @@ from autoqec.contracts.history import HistoryRow, RunInfo, Verification
 from autoqec.contracts.verdict import Verdict, comparison_terms
 from autoqec.ideators.analyst import describe_measurement
 from autoqec.reporting.text import code_span, markdown, member_line
-from autoqec.store.run_state import Draft, RoundState, RunState, Totals
+from autoqec.store.run_state import Draft, RoundState, Totals
 
 _VERDICTS = get_args(Verdict)
 
@@ -54,7 +54,7 @@ def log(info: RunInfo, rows: Iterable[HistoryRow]) -> str:
     return log_head(info) + "".join(sections)
 
 
-def section(row: HistoryRow, state: RunState | Draft) -> str:
+def section(row: HistoryRow, state: Draft) -> str:
     """Return the section of one row: hypothesis, result, times, verdict, meaning, and the state of the run after it."""
     recorded = row.verify_verdict or ("not nominated" if row.status == "ok" else row.status)
     title = f"## Round {row.round} · {markdown(row.branch or 'no branch')} · {recorded}\n\n"

@@ -86,9 +86,9 @@ def check_commit(repo: Repo, base: str, tip: str) -> None:
     files = repo.ls_tree(tip, EDITABLE_MODULES)
     for file in files:
         kind_problem = None if file.regular else f"it is not a regular file (mode {file.mode})"
-        if problem := kind_problem or _size_problem(file.size or 0):
+        if problem := kind_problem or _size_problem(file.size):
             raise RoundError("compile_error", f"edit of `{file.path}` rejected: {problem}")
-    if len(files) > MAX_FILES or sum(file.size or 0 for file in files) > MAX_MODULES_BYTES:
+    if len(files) > MAX_FILES or sum(file.size for file in files) > MAX_MODULES_BYTES:
         raise RoundError(
             "compile_error", f"editable modules rejected: over {MAX_FILES} files or {MAX_MODULES_BYTES} bytes"
         )
@@ -204,7 +204,6 @@ def salvage_and_remove_worktree(repo: Repo, layout: RunLayout, path: Path) -> Pa
     """Remove the checkout of a dead round; uncommitted changes are saved under salvage/, whose path is returned."""
     saved = _salvage(repo, layout, path) if path.exists() else None
     repo.worktree_remove(path)
-    repo.worktree_prune(path.parent, prefixes=(path.name,))
     return saved
 
 

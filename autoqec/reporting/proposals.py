@@ -16,19 +16,19 @@ from autoqec.store.jsonl import read_contracts
 from autoqec.store.layout import RunLayout
 
 if TYPE_CHECKING:
-    from autoqec.extensions.language_models.clients.ledger import Ledger
+    from autoqec.store.model_calls import ModelCalls
 
 _BY_MODEL = re.compile(r"(hybrid )?llm ")
 
 
-def read_ledger(layout: RunLayout) -> Ledger | None:
+def read_ledger(layout: RunLayout) -> ModelCalls | None:
     """Read the calls of language models; None if none was called, or the ledger cannot be read."""
-    from autoqec.extensions.language_models.clients.ledger import Ledger
+    from autoqec.store.model_calls import ModelCalls
 
     if not layout.ledger.exists():
         return None
     try:
-        return Ledger(layout.ledger)
+        return ModelCalls(layout.ledger)
     except (AutoqecError, KeyError, TypeError, ValueError):
         return None
 

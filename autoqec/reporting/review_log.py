@@ -17,7 +17,6 @@ from typing import Any, Literal
 from autoqec.contracts.dsl import flatten
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.verdict import comparison_terms
-from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import advice
 from autoqec.reporting.loss import loss_drops
@@ -25,6 +24,7 @@ from autoqec.reporting.run_report import outcome, verification_seconds
 from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.model_calls import ModelCalls
 from autoqec.store.run_state import ABORTED, RoundState
 
 STUCK_ROUNDS = 5  # measured rounds in a row without a new best
@@ -306,7 +306,7 @@ def _budget(run: ReviewedRun) -> Iterator[Finding]:
     parts += [f"training of {name} {100 * part / total:.0f}%" for name, part in ordered if part]
     shares = f": {', '.join(parts)}" if parts else ""
     description = f"{total:.0f} s of training, measurement and verification{shares}"
-    totals = Ledger(run.layout.ledger).totals
+    totals = ModelCalls(run.layout.ledger).totals
     if totals.calls:
         dollars = "unknown" if totals.cost_usd is None else f"${totals.cost_usd:.4f}"
         description += f"; {totals.calls} model calls ({totals.failed} failed), {totals.usage.total} tokens, {dollars}"

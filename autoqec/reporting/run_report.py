@@ -26,10 +26,9 @@ from autoqec.store.layout import RunLayout
 from autoqec.store.round_files import load_contract
 from autoqec.store.run_state import Attempt, RoundState, RunState
 from autoqec.system import run_lock
-from autoqec.system.process import procfs
 
 if TYPE_CHECKING:
-    from autoqec.extensions.language_models.clients.ledger import Ledger
+    from autoqec.store.model_calls import ModelCalls
 
 
 from autoqec.errors import UsageError
@@ -196,7 +195,7 @@ class RunReport:
         return dump_config(self.env.dump()) if self.env else ""
 
     @cached_property
-    def ledger(self) -> Ledger | None:
+    def ledger(self) -> ModelCalls | None:
         """Calls of language models; None if none was called, or the ledger cannot be read."""
         return read_ledger(self.layout)
 
@@ -298,12 +297,7 @@ def _verification(layout: RunLayout, row: HistoryRow) -> VerifyReport | None:
 
 def is_running(layout: RunLayout) -> bool:
     """Return whether the run is detached, or the process that holds its lock is alive on this machine."""
-    if layout.detached.exists():
-        return True
-    owner = run_lock.read(layout.root)
-    pid = owner.get("pid")
-    same_boot = bool(procfs.boot_id()) and owner.get("boot_id") == procfs.boot_id()
-    return same_boot and isinstance(pid, int) and procfs.start_time(pid) == owner.get("start_time")
+    return layout.detached.exists() or run_lock.owner_exists(layout.root)
 
 
 def outcome(row: HistoryRow) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from autoqec import plugins
 from autoqec.contracts.events import (
     LiveProgress,
     RoundEvent,
@@ -19,7 +20,6 @@ from autoqec.contracts.events import (
     VerdictReached,
 )
 from autoqec.contracts.history import HistoryRow
-from autoqec.extensions.slurm import detached
 from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.run_report import PendingRound, RunReport
@@ -30,6 +30,21 @@ from autoqec.store.run_state import attempt_of
 
 POLL_INTERVAL_S = 1.0
 JOB_POLLS = 30  # between two questions to SLURM about the job of a detached run
+
+
+def describe_job(layout: RunLayout) -> str | None:
+    """Return one line about the job that executes a detached run, and what to do; None for any other run."""
+    return next(filter(None, (plugin.describe(layout) for plugin in _executors_of(layout))), None)
+
+
+def _is_abandoned(layout: RunLayout) -> bool:
+    return any(plugin.is_abandoned(layout) for plugin in _executors_of(layout))
+
+
+def _executors_of(layout: RunLayout) -> list[Any]:
+    """Return the plugins that may execute a run elsewhere; none for a run that is not detached."""
+    names = plugins.names("autoqec.executors") if layout.detached.exists() else ()
+    return [plugins.load("autoqec.executors", name) for name in names]
 
 
 def watch(
@@ -43,14 +58,14 @@ def watch(
     else:
         _poll_until_done(screen, sleep)
     print_summary(console, screen.run)
-    if (job := detached.describe(layout)) is not None:
+    if (job := describe_job(layout)) is not None:
         console.print(Text(job), soft_wrap=True)
     return screen.run
 
 
 def _poll_until_done(screen: WatchScreen, sleep: Callable[[float], None]) -> None:
     polls = 0
-    while screen.poll() and (polls % JOB_POLLS or not detached.is_abandoned(screen.layout)):
+    while screen.poll() and (polls % JOB_POLLS or not _is_abandoned(screen.layout)):
         sleep(POLL_INTERVAL_S)
         polls += 1
 

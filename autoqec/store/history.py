@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error
-from autoqec.contracts.history import ATTEMPT_LINE, AlphaSpent, AttemptLine, HistoryRow, RunInfo
-from autoqec.contracts.settings import RunSettings, SettingsChange
+from autoqec.contracts.history import ATTEMPT_LINE, AlphaSpent, AttemptLine, HistoryRow, RunInfo, SpecChange
+from autoqec.contracts.run_spec import RunSpec
 from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
-from autoqec.store.run_state import AttemptState, RunState, apply_lines, apply_rows
+from autoqec.store.run_state import AttemptState, RunState, fold, fold_attempts
 
 ATTEMPTS_KEY = "attempts_sha256"  # of a row: hash of the last line of attempts.jsonl when the row was written
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -75,11 +75,11 @@ class History:
         """Return the line of the first row for which attempts.jsonl lost the line that was its last one then.
 
         The chain of attempts.jsonl shows a line that was changed or removed, but not that its end was cut off or
-        replaced. Rows of earlier versions do not have the hash.
+        replaced.
         """
         self.rows()
         anchors = self._parsed[self.layout.history].anchors
-        known = {None, jsonl.NO_LINE, *jsonl.line_hashes(self.layout.attempts)}  # read last: it may be growing
+        known = {jsonl.NO_LINE, *jsonl.line_hashes(self.layout.attempts)}  # read last: it may be growing
         return next((number for number, anchor in enumerate(anchors, start=1) if anchor not in known), None)
 
     def append_attempt(self, line: AttemptLine) -> None:
@@ -104,7 +104,7 @@ class History:
     def lost_registered_test(self) -> bool:
         """Return whether attempts.jsonl lost a line that `register_test` wrote, as by cutting off its end.
 
-        Rows show this only for lines that were written before them. Runs of earlier versions do not have the file.
+        Rows show this only for lines that were written before them.
 
         Raises:
             ManualInterventionRequired: The file that names the line is damaged.
@@ -123,12 +123,12 @@ class History:
         return head not in jsonl.line_hashes(self.layout.attempts)
 
     def state(self) -> RunState:
-        """Return the state derived from the rows; only rows that were appended since the last call are applied."""
-        return self._reduced(self.layout.history, self.rows(), RunState(), apply_rows)
+        """Return the state derived from the rows."""
+        return self._reduced(self.layout.history, self.rows(), fold)
 
     def attempt_state(self) -> AttemptState:
-        """Return the state derived from the write-ahead lines, as incrementally as `state`."""
-        return self._reduced(self.layout.attempts, self.attempts(), AttemptState(), apply_lines)
+        """Return the state derived from the write-ahead lines."""
+        return self._reduced(self.layout.attempts, self.attempts(), fold_attempts)
 
     def info(self) -> RunInfo:
         """Return the content of run.json.
@@ -155,32 +155,26 @@ class History:
             raise ContractError("run.json exists already", location=str(self.layout.run_info))
         atomic.write_json(self.layout.run_info, info.dump())
 
-    def update_settings(self, settings: RunSettings) -> SettingsChange | None:
-        """Replace the run's settings in run.json; the caller holds the run's lock.
+    def update_spec(self, spec: RunSpec) -> SpecChange | None:
+        """Replace the options in run.json that a resume changed; the caller holds the run's lock.
 
         Returns:
-            The recorded change; None if the settings are the same.
+            The recorded change; None if the options are the same.
         """
         info = self.info()
-        stored = info.settings.dump() if info.settings is not None else {}
-        changed = {
-            name: value for name, value in settings.dump().items() if name not in stored or stored[name] != value
-        }
+        stored, new = info.settings(), spec.settings()
+        changed = {name: new.get(name) for name in stored | new if stored.get(name) != new.get(name)}
         if not changed:
             return None
-        change = SettingsChange(at=datetime.now(UTC), changed=changed)
-        changes = (*info.settings_changes, change)
-        updated = info.model_copy(update={"settings": settings, "settings_changes": changes})
+        change = SpecChange(at=datetime.now(UTC), changed=changed)
+        updated = info.model_copy(update={**spec.fields(), "changes": (*info.changes, change)})
         atomic.write_json(self.layout.run_info, updated.dump())
         return change
 
-    def _reduced(
-        self, path: Path, values: list[Parsed], initial: State, apply: Callable[[State, list[Parsed]], State]
-    ) -> State:
+    def _reduced(self, path: Path, values: list[Parsed], fold: Callable[[list[Parsed]], State]) -> State:
         parsed = self._parsed[path]
-        if parsed.applied < len(values) or parsed.state is None:
-            parsed.state = apply(parsed.state or initial, values[parsed.applied :])
-            parsed.applied = len(values)
+        if parsed.state is None:
+            parsed.state = fold(values)
         state: State = parsed.state
         return state
 
@@ -191,31 +185,30 @@ class History:
             parsed = self._parsed[path] = _ParsedFile(identity=identity)  # restored from a backup, or truncated
         if size > parsed.end:
             try:
-                records, end, chain = jsonl.read_chained(path, parsed.end, len(parsed.values), parsed.chain)
+                records, end, last = jsonl.read_chained(path, parsed.end, len(parsed.values), parsed.last)
                 start = len(parsed.values) + 1
-                anchors = [data.pop(ATTEMPTS_KEY, None) for data in records]
+                anchors = [data.pop(ATTEMPTS_KEY, jsonl.NO_LINE) for data in records]
                 parsed.values += [parse(data, f"{path}:{number}") for number, data in enumerate(records, start=start)]
                 parsed.anchors += anchors
             except ContractError as error:
                 raise _damaged_file_error(error, path) from error
-            parsed.end, parsed.chain = end, chain
+            parsed.end, parsed.last, parsed.state = end, last, None
         return list(parsed.values)
 
 
 @dataclass
 class _ParsedFile:
-    """Parsed part of a file: up to byte `end` of the inode `identity`; `state` covers the first `applied` values.
+    """Parsed part of a file: up to byte `end` of the inode `identity`, and the state that follows from it, if computed.
 
-    `anchors` are the values of `ATTEMPTS_KEY`, None in lines without it.
+    `anchors` are the values of `ATTEMPTS_KEY` in rows, and `last` is the hash of the last line.
     """
 
     values: list[Any] = field(default_factory=list)
-    anchors: list[str | None] = field(default_factory=list)
+    anchors: list[str] = field(default_factory=list)
     end: int = 0
     identity: tuple[int, int] | None = None
-    chain: jsonl.Chain = jsonl.Chain()
+    last: str = jsonl.NO_LINE
     state: Any = None
-    applied: int = 0
 
 
 def _identity(path: Path) -> tuple[tuple[int, int] | None, int]:

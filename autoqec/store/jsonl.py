@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -24,30 +23,24 @@ NO_LINE = "0" * 64  # stands for the hash of a line before the first one
 _LINE_SUFFIX = f',"{LINE_KEY}":"{NO_LINE}"}}'
 
 
-@dataclass(frozen=True)
-class Chain:
-    """State of a file's hash chain, in which each line contains the SHA-256 of the previous line and of itself.
+def _unchained(line: bytes, value: dict[str, Any], previous: str) -> str:
+    """Remove the keys of the hash chain from the value of a line, which contains the hash of `previous` and of itself.
 
-    Attributes:
-        sha256: Hash of the last line.
-        begun: Whether a chained line was read; all later ones must then be chained. Files of version 1 start without.
+    Returns:
+        The SHA-256 of the line.
+
+    Raises:
+        ContractError: The chain is broken.
     """
-
-    sha256: str = NO_LINE
-    begun: bool = False
-
-    def follow(self, line: bytes, value: dict[str, Any]) -> Chain:
-        """Return the chain after one more line; remove its keys from `value`. Raises ContractError if it is broken."""
-        found = {key: value.pop(key) for key in (CHAIN_KEY, LINE_KEY) if key in value}
-        if found or self.begun:
-            own = hashlib.sha256(line[: -len(_LINE_SUFFIX)]).hexdigest()
-            for key, of, expected in ((CHAIN_KEY, "the previous line", self.sha256), (LINE_KEY, "this line", own)):
-                if key not in found:
-                    raise ContractError(f"the hash chain is broken: `{key}` is missing")
-                if found[key] != expected:
-                    message = f"`{key}` is {found[key]}, but the hash of {of} is {expected}"
-                    raise ContractError(f"the hash chain is broken: {message}")
-        return Chain(hashlib.sha256(line).hexdigest(), self.begun or bool(found))
+    own = hashlib.sha256(line[: -len(_LINE_SUFFIX)]).hexdigest()
+    for key, of, expected in ((CHAIN_KEY, "the previous line", previous), (LINE_KEY, "this line", own)):
+        found = value.pop(key, None)
+        if found is None:
+            raise ContractError(f"the hash chain is broken: `{key}` is missing")
+        if found != expected:
+            message = f"`{key}` is {found}, but the hash of {of} is {expected}"
+            raise ContractError(f"the hash chain is broken: {message}")
+    return hashlib.sha256(line).hexdigest()
 
 
 def append(path: Path | str, value: Any, *, salvage: Path | None = None, chained: bool = False) -> None:
@@ -60,7 +53,7 @@ def append(path: Path | str, value: Any, *, salvage: Path | None = None, chained
         path: The file; it is created if it does not exist.
         value: A JSON object.
         salvage: Directory for an incomplete line; by default `salvage/` beside the file.
-        chained: Add the hashes of the previous line and of this one (see `Chain`).
+        chained: Add the hashes of the previous line and of this one.
 
     Raises:
         StorageError: The file cannot be written.
@@ -104,29 +97,29 @@ def read(path: Path | str) -> list[dict[str, Any]]:
     return values
 
 
-def read_chained(path: Path | str, start: int, lines: int, chain: Chain) -> tuple[list[dict[str, Any]], int, Chain]:
+def read_chained(path: Path | str, start: int, lines: int, previous: str) -> tuple[list[dict[str, Any]], int, str]:
     """Return lines of a chained file, and where they end.
 
     Args:
         path: The file.
         start: Byte at which the first line begins.
         lines: Number of complete lines before it.
-        chain: State of the hash chain before it.
+        previous: SHA-256 of the line before it; `NO_LINE` for the first one.
 
     Returns:
-        The complete lines, the byte at which they end, and the state of the hash chain there.
+        The complete lines, the byte at which they end, and the SHA-256 of the last one.
 
     Raises:
-        ContractError: A line is damaged; names file and line.
+        ContractError: A line is damaged, or its hashes do not fit; names file and line.
     """
     found, end = _whole_lines(Path(path), start)
     values: list[dict[str, Any]] = []
     with _location_of_next(path, lines, values):
         for line in found:
             value = _parse(line)
-            chain = chain.follow(line, value)
+            previous = _unchained(line, value, previous)
             values.append(value)
-    return values, end, chain
+    return values, end, previous
 
 
 @contextmanager

@@ -138,17 +138,17 @@ class RunLayout:
         """Return the file that a row names, if it exists in this run.
 
         Args:
-            path: Relative to the run directory; absolute in rows of version 1. Of an absolute path only the last two
-                components are used, since the repository may have been moved.
+            path: Relative to the run directory.
 
         Returns:
             The absolute path of an existing regular file, else None.
         """
         if path is None:
             return None
-        named = PurePath(path)
-        found = self.root.joinpath(*(named.parts[-2:] if named.is_absolute() else named.parts))
-        return found if ".." not in named.parts and found.is_file() else None
+        found = self.root / path
+        return (
+            found if ".." not in PurePath(path).parts and not PurePath(path).is_absolute() and found.is_file() else None
+        )
 
     def round(self, number: int) -> RoundLayout:
         """Return the layout of a round's directory."""

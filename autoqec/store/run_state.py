@@ -5,17 +5,16 @@ Logs, Pareto front, fork graph, role views, reports, budgets and `autoqec show` 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from autoqec.contracts.history import AlphaSpent, AttemptLine, Begun, HistoryRow, Nominated, Planned
 from autoqec.contracts.pareto import Objectives, ParetoEntry, non_dominated, non_dominated_points, sort_key
 from autoqec.contracts.round import parent_branches
+from autoqec.contracts.views import RoundRow
 
 ABORTED = "orphaned_branch"  # status of an attempt that recovery closed
 DELETED = "branch_manually_deleted"
@@ -54,19 +53,22 @@ class RoundState:
         """Whether recovery closed the attempt without a result."""
         return self.row.status == ABORTED
 
-    @cached_property
-    def summary(self) -> RoundSummary:
-        """The round as roles see it; cached, since the state is immutable."""
-        row = self.row.dump()
-        forkable = self.branch is not None and self.row.status == "ok"
-        known = {name: row[name] for name in SUMMARY_FIELDS}
-        return RoundSummary(known | {"fork_from": self.row.fork_from, "forkable": forkable})
+    @property
+    def forkable(self) -> bool:
+        """Whether later rounds can fork from it."""
+        return self.branch is not None and self.row.status == "ok"
 
-    @cached_property
-    def graph_node(self) -> str:
-        """The round as one line of JSON in fork_graph.json."""
+    @property
+    def summary(self) -> RoundRow:
+        """The round as roles see it."""
+        known = {name: getattr(self.row, name) for name in RoundRow.__annotations__ if name != "forkable"}
+        return cast("RoundRow", known | {"forkable": self.forkable})
+
+    @property
+    def graph_node(self) -> dict[str, Any]:
+        """The round as a node of fork_graph.json."""
         row = self.row
-        node = {
+        return {
             "id": self.attempt_id,
             "round": row.round,
             "branch": self.branch,
@@ -80,27 +82,6 @@ class RoundState:
             "delta_vs_baseline_holdout": row.delta_vs_baseline_holdout,
             "hypothesis": row.hypothesis,
         }
-        return json.dumps(node, ensure_ascii=False, allow_nan=False)
-
-
-SUMMARY_FIELDS = (
-    *("round", "status", "status_reason", "hypothesis", "fork_from", "fork_from_canonical", "compose_mode", "branch"),
-    *("dsl_config", "delta_ler", "delta_vs_parent", "val_shots", "flops_per_syndrome", "n_params", "verdict"),
-    *("verify_verdict", "verify_reasons", "delta_vs_baseline_holdout", "delta_holdout_low", "delta_holdout_high"),
-    *("beats_panel", "summary_1line", "next_hypothesis_seed"),
-)
-
-
-class RoundSummary(dict[str, Any]):
-    """A round as roles see it. Shared by all of them and therefore immutable; `dict(summary)` is a mutable copy."""
-
-    def _reject(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("a round summary is immutable; dict(summary) returns a mutable copy")
-
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _reject
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
 
 
 @dataclass(frozen=True)
@@ -153,64 +134,46 @@ class RunState:
         known = {branch: self.rounds[self.branches[branch]] for branch in branches if branch in self.branches}
         return {branch: round_state for branch, round_state in known.items() if round_state.branch == branch}
 
-    def round_of(self, row: HistoryRow) -> RoundState | None:
-        """Return the round that a row belongs to."""
-        return self.rounds.get(attempt_of(row) or "")
-
 
 def fold(rows: Iterable[HistoryRow]) -> RunState:
     """Return the state derived from all rows of a run."""
-    return apply_rows(RunState(), rows)
-
-
-def apply_rows(state: RunState, rows: Iterable[HistoryRow]) -> RunState:
-    """Return the state after further rows; the given state is not changed."""
-    draft = Draft(state)
+    draft = Draft()
     for row in rows:
         draft.take(row)
     return draft.state()
 
 
 class Draft:
-    """Mutable builder of a `RunState`, to which rows are applied one at a time."""
+    """Mutable builder of a `RunState`, to which rows are applied one at a time; log.md shows its totals after each."""
 
-    def __init__(self, state: RunState | None = None) -> None:
-        state = state or RunState()
-        self.rounds, self.branches = dict(state.rounds), dict(state.branches)
-        self._verified, self._last_round = dict(state.verified), state.last_round
-        self._count: Counter[str] = Counter()
-        totals = state.totals
-        self._count.update(
-            {"finished": totals.finished, "ended": totals.ended, "nominated": totals.nominated, "lost": totals.lost}
-        )
-        self._verdicts, self._failed, self._best = Counter(totals.verdicts), Counter(totals.failed), totals.best
-        self._front, self._candidates = list(state.front), list(state.candidates)
-        # New entries; `state` merges them into the Pareto fronts at once.
-        self._new_verified: list[ParetoEntry] = []
-        self._new_candidates: list[HistoryRow] = []
+    def __init__(self) -> None:
+        self.rounds: dict[str, RoundState] = {}
+        self._branches: dict[str, str] = {}
+        self._verified: dict[str, ParetoEntry] = {}
+        self._last_round = 0
+        self._count, self._verdicts, self._failed = Counter[str](), Counter[str](), Counter[str]()
 
-    def take(self, row: HistoryRow) -> RoundState | None:
-        """Apply one row; return the new state of the round that it belongs to, None without one."""
+    def take(self, row: HistoryRow) -> None:
+        """Apply one row."""
         self._last_round = max(self._last_round, row.round)
         self._count["finished"] += is_finished(row)
         attempt_id = attempt_of(row)
-        if attempt_id is None:
-            return None
-        before = self.rounds.get(attempt_id)
-        if row.status == DELETED:
+        before = self.rounds.get(attempt_id or "")
+        if attempt_id is None or row.status == DELETED:
             if before is not None:
-                self.rounds[attempt_id] = replace(before, gone=True)
-            return self.rounds.get(attempt_id)
+                self.rounds[before.attempt_id] = replace(before, gone=True)
+            return
         names = parent_branches(row.fork_from)
-        parents = tuple(self.branches.get(name, name) for name in names) or (BASELINE,)
+        parents = tuple(self._branches.get(name, name) for name in names) or (BASELINE,)
         now = self.rounds[attempt_id] = RoundState(attempt_id, row, parents=parents)
         if row.branch is not None:
-            self.branches[row.branch] = attempt_id
+            self._branches[row.branch] = attempt_id
         if before is not None:
             self._add(before.row, -1)
         self._add(row, 1)
-        self._rank(before, now)
-        return now
+        self._verified.pop(attempt_id, None)
+        if row.verify_verdict == "VERIFIED":
+            self._verified[attempt_id] = pareto_entry(now)
 
     def _add(self, row: HistoryRow, step: int) -> None:
         self._count["lost"] += step * (row.status == ABORTED)
@@ -220,48 +183,24 @@ class Draft:
             self._verdicts[row.verify_verdict or ""] += step
             self._failed[row.status] += step * (row.status != "ok")
 
-    def _rank(self, before: RoundState | None, now: RoundState) -> None:
-        if self._verified.pop(now.attempt_id, None) is not None:
-            self._front, self._new_verified = [], list(self._verified.values())
-            self._best = min(self._new_verified, key=sort_key, default=None)
-        if before is not None and _is_candidate(before.row):
-            self._candidates = []
-            others = (other.row for other in self.rounds.values() if other is not now)
-            self._new_candidates = [row for row in others if _is_candidate(row)]
-        if now.row.verify_verdict == "VERIFIED":
-            entry = self._verified[now.attempt_id] = pareto_entry(now)
-            self._new_verified.append(entry)
-            self._best = min(filter(None, (self._best, entry)), key=sort_key)
-        elif _is_candidate(now.row):
-            self._new_candidates.append(now.row)
-
     @property
     def totals(self) -> Totals:
         """Totals after the rows so far."""
-        counts = self._count
         return Totals(
-            finished=counts["finished"],
-            ended=counts["ended"],
-            nominated=counts["nominated"],
-            lost=counts["lost"],
+            **{name: self._count[name] for name in ("finished", "ended", "nominated", "lost")},
             verdicts=dict(self._verdicts),
             failed=dict(self._failed),
-            best=self._best,
+            best=min(self._verified.values(), key=sort_key, default=None),
         )
 
     def state(self) -> RunState:
         """Return the state after the rows so far."""
-        if self._new_verified:
-            self._front, self._new_verified = non_dominated([*self._front, *self._new_verified]), []
-        if self._new_candidates:
-            pool, self._new_candidates = [*self._candidates, *self._new_candidates], []
-            self._candidates = candidate_front(pool)
         return RunState(
             rounds=self.rounds,
-            branches=self.branches,
+            branches=self._branches,
             verified=self._verified,
-            front=tuple(self._front),
-            candidates=tuple(self._candidates),
+            front=tuple(non_dominated(self._verified.values())),
+            candidates=tuple(candidate_front(found.row for found in self.rounds.values() if _is_candidate(found.row))),
             totals=self.totals,
             last_round=self._last_round,
         )
@@ -319,14 +258,19 @@ def _figures(row: HistoryRow) -> Objectives:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The write-ahead lines of one attempt; None for a step that was not reached. `at` is its start."""
+    """The write-ahead lines of one attempt; None for a step that was not reached."""
 
     id: str
     round: int
-    at: datetime | None = None
+    begun: Begun | None = None
     planned: Planned | None = None
     nominated: Nominated | None = None
     registered_test: AlphaSpent | None = None
+
+    @property
+    def at(self) -> datetime | None:
+        """When the attempt began."""
+        return self.begun.at if self.begun else None
 
 
 @dataclass(frozen=True)
@@ -335,28 +279,24 @@ class AttemptState:
 
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     registered_tests: tuple[AlphaSpent, ...] = ()
-    last_round: int = 0
+
+    @property
+    def last_round(self) -> int:
+        """The largest round number."""
+        return max((attempt.round for attempt in self.attempts.values()), default=0)
 
 
-def apply_lines(state: AttemptState, lines: Iterable[AttemptLine]) -> AttemptState:
-    """Return the state after further lines; the given state is not changed."""
-    attempts, tests, last_round = dict(state.attempts), list(state.registered_tests), state.last_round
-    changes: dict[str, dict[str, Any]] = {}
+_STEPS = {Begun: "begun", Planned: "planned", Nominated: "nominated", AlphaSpent: "registered_test"}
+
+
+def fold_attempts(lines: Iterable[AttemptLine]) -> AttemptState:
+    """Return the state derived from all lines of attempts.jsonl."""
+    attempts: dict[str, Attempt] = {}
+    tests: list[AlphaSpent] = []
     for line in lines:
         name = line.round_attempt_id
-        if name not in attempts:
-            attempts[name] = Attempt(name, line.round)
-        changed = changes.setdefault(name, {})
-        if isinstance(line, Begun):
-            changed["at"] = line.at
-        elif isinstance(line, Planned):
-            changed["planned"] = line
-        elif isinstance(line, Nominated):
-            changed["nominated"] = line
-        else:
-            changed["registered_test"] = line
+        step: dict[str, Any] = {_STEPS[type(line)]: line}
+        attempts[name] = replace(attempts.get(name) or Attempt(name, line.round), **step)
+        if isinstance(line, AlphaSpent):
             tests.append(line)
-        last_round = max(last_round, attempts[name].round)
-    for name, changed in changes.items():
-        attempts[name] = replace(attempts[name], **changed)
-    return AttemptState(attempts, tuple(tests), last_round)
+    return AttemptState(attempts, tuple(tests))

@@ -14,6 +14,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from autoqec.errors import AutoqecError
 from autoqec.installation import PACKAGE_DIR
 from autoqec.system.process import child
@@ -39,10 +41,10 @@ _EDITABLE_MODULES = _PACKAGE / "decoders" / "modules"
 
 def snapshot(directory: Path | str = ".") -> dict[str, Any]:
     """Processor, memory, disk (of `directory`), Python, packages and GPU; sizes in 1e9 bytes. Never raises."""
-    memory = _meminfo()
+    memory = psutil.virtual_memory()
     return {
         "cpu": {"model": cpu_model(), "cores": cpu_count(), "machine": platform.machine()},
-        "memory": {"total_gb": memory.get("MemTotal"), "available_gb": memory.get("MemAvailable")},
+        "memory": {"total_gb": round(memory.total / 1e9, 3), "available_gb": round(memory.available / 1e9, 3)},
         "disk": _disk(Path(directory)),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -145,14 +147,6 @@ def cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _meminfo() -> dict[str, float]:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return {line.partition(":")[0]: round(int(line.split()[1]) * 1024 / 1e9, 3) for line in lines}
-    except (OSError, ValueError, IndexError):
-        return {}
 
 
 def _disk(directory: Path) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -12,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+
+from filelock import lock_descriptor
 
 _NAME = re.compile(r"autoqec-scratch-[a-z]+-[a-z0-9_]{8}")
 _GRACE_S = 60.0  # made, perhaps, and not locked yet
@@ -25,7 +26,7 @@ def scratch(kind: str) -> Iterator[Path]:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with suppress(OSError):  # a file system without locks; no other process can lock it for removal either
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock_descriptor(fd, blocking=False)
             yield Path(name)
         finally:
             os.close(fd)
@@ -58,8 +59,8 @@ def _remove(path: Path) -> bool:
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _GRACE_S:
             return False
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path)
-        return True
+        if is_stale := lock_descriptor(fd, blocking=False):
+            shutil.rmtree(path)
+        return is_stale
     finally:
         os.close(fd)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from autoqec.contracts.env import CodeMember, EnvSpec, StimGeneratorCode
 from autoqec.contracts.events import CompositionCompared, VerdictReached
-from autoqec.contracts.round import PairedCounts, utc_now
+from autoqec.contracts.round import utc_now
 from autoqec.contracts.verdict import (
-    BaselineResult,
     Composition,
     Cost,
     Guard,
@@ -15,16 +14,13 @@ from autoqec.contracts.verdict import (
     Verdict,
     VerifyReport,
 )
-from autoqec.extensions.recorded.session import MISCOVERAGE, RecordedSession
-from autoqec.qec.stats import paired_effect, rate
+from autoqec.qec.stats import rate
 from autoqec.system import machine
 from autoqec.verification import artifact, guards
-from autoqec.verification.baselines import reference_errors
 from autoqec.verification.composition import evaluate_composition
-from autoqec.verification.decision import claim, claim_recorded, decide, decide_recorded, null_power
-from autoqec.verification.sequential import e_lond_weight
-from autoqec.verification.session import Evidence, VerificationSession
-from autoqec.verification.shot_stream import CHUNK, commitment
+from autoqec.verification.decision import null_power
+from autoqec.verification.session import Evidence, VerificationSession, simultaneous_effect
+from autoqec.verification.shot_stream import commitment
 
 
 def build_report(session: VerificationSession, evidence: Evidence, recorded_circuit: str | None) -> VerifyReport:
@@ -43,13 +39,8 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
     baselines = session.baselines.results(evidence.effects) if evidence.effects else ()
     cost = count_cost(session, evidence)
     all_guards = _guards(session, evidence, cost, recorded_circuit)
-    verdict, reasons = _decide(session, evidence, all_guards, baselines)
-    members: tuple[MemberResult, ...] = ()
-    if evidence.recorded is None:
-        members = member_results(env, evidence, verdict, request.attempt_index)
-        claimed = claim(env, verdict, effect, baselines, members)
-    else:
-        claimed = claim_recorded(env, verdict, effect, evidence.recorded)
+    verdict, reasons = session.decide(all_guards, baselines)
+    members = member_results(env, evidence, verdict, request.attempt_index)
     composition = _composition(session, evidence, verdict)
     session.on_event(VerdictReached(round=session.round, verdict=verdict, reasons=tuple(reasons)))
     return VerifyReport(
@@ -63,13 +54,13 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
         artifact_sha256=session.frozen.sha256,
         verdict=verdict,
         reasons=reasons,
-        claim=claimed,
+        claim=session.claim(verdict, baselines, members),
         backend=env.plain,
         decoder_rate=rate(effect.counts.errors_candidate, effect.counts.shots, rounds=env.code.rounds)
         if effect
         else None,
         effect=effect,
-        effect_simultaneous=_simultaneous(session, effect),
+        effect_simultaneous=session.simultaneous_effect(),
         panel=baselines,
         points=tuple(evidence.points),
         members=members,
@@ -87,18 +78,6 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
         judge_wallclock_s=0.0,
         finished_at=utc_now(),
     )
-
-
-def _decide(
-    session: VerificationSession,
-    evidence: Evidence,
-    all_guards: tuple[Guard, ...],
-    baselines: tuple[BaselineResult, ...],
-) -> tuple[Verdict, tuple[str, ...]]:
-    env, effect = session.env, evidence.effects.get(session.reference)
-    if evidence.recorded is None:
-        return decide(env, evidence.test, effect, all_guards, baselines)
-    return decide_recorded(env, evidence.test, effect, all_guards, evidence.recorded, baselines)
 
 
 def member_results(env: EnvSpec, evidence: Evidence, verdict: Verdict, attempt_index: int) -> tuple[MemberResult, ...]:
@@ -124,22 +103,6 @@ def member_results(env: EnvSpec, evidence: Evidence, verdict: Verdict, attempt_i
             MemberResult(**member.dump(), p=effects[0].p, effects=wide, holds=shown and verdict == "VERIFIED")
         )
     return tuple(results)
-
-
-def simultaneous_effect(effect: PairedEffect, attempt_index: int, n_intervals: int = 1) -> PairedEffect:
-    """Widen the intervals so that those of all attempts of a run hold together with 95% confidence.
-
-    Attempt t gets miscoverage 5% / (t (t + 1)); these sum to 5% over the run, so the interval of an attempt that was
-    selected for its large gain is covered as well as any other. Several intervals of one attempt share its part.
-    """
-    confidence = 1 - MISCOVERAGE * e_lond_weight(attempt_index) / n_intervals
-    return paired_effect(effect.counts, reference=effect.reference, p=effect.p, confidence=confidence)
-
-
-def _simultaneous(session: VerificationSession, effect: PairedEffect | None) -> PairedEffect | None:
-    if isinstance(session, RecordedSession):
-        return None if effect is None else session.effect(effect.reference, simultaneous=True)
-    return simultaneous_effect(effect, session.request.attempt_index) if effect else None
 
 
 def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
@@ -176,9 +139,7 @@ def _guards(
     session: VerificationSession, evidence: Evidence, cost: Cost | None, recorded_circuit: str | None
 ) -> tuple[Guard, ...]:
     request, env, frozen = session.request, session.env, session.frozen
-    if isinstance(session, RecordedSession) and session.span is None:
-        return (guards.first_draw(frozen.sha256, request.tested_artifacts),)
-    found = [
+    found = (
         guards.seed_bands(env, session.shot_stream.seeds),
         guards.same_circuit(
             session.problem, evidence.model.circuit_sha256 if evidence.model else None, recorded_circuit
@@ -193,27 +154,8 @@ def _guards(
             repeated_shots=evidence.repeated_shots,
         ),
         guards.first_draw(frozen.sha256, request.tested_artifacts),
-    ]
-    if isinstance(session, RecordedSession):
-        # Device shots have no independent draw to compare a rate with, and rates drift after the validation blocks.
-        inner = "mwpm_estimated" if session.code.priors == "estimated" else env.plain
-        found += [guards.own_predictions(evidence.effects, inner)] if evidence.effects else []
-        return (*found, *evidence.guards)
-    if evidence.test is not None:
-        shots = max(CHUNK, request.profile.judge_effect_shots // 5)
-        counts = _baseline_counts(evidence.test.counts, evidence.effects.get(env.plain))
-        found.append(guards.baseline_interval(counts, *reference_errors(session.problem, shots)))
-    if evidence.effects:
-        found.append(guards.own_predictions(evidence.effects, env.plain))
-    return (*found, *evidence.guards, guards.claimed_gain(request.claimed, evidence.effects.get(env.plain)))
-
-
-def _baseline_counts(test: PairedCounts, effect: PairedEffect | None) -> PairedCounts:
-    """Return the baseline decoder's shots and errors in test and effect draw together."""
-    if effect is None:
-        return test
-    total = {name: getattr(test, name) + getattr(effect.counts, name) for name in ("shots", "errors_reference")}
-    return test.model_copy(update=total)
+    )
+    return session.all_guards(found)
 
 
 def _composition(session: VerificationSession, evidence: Evidence, verdict: Verdict) -> Composition | None:
@@ -236,16 +178,18 @@ def _composition(session: VerificationSession, evidence: Evidence, verdict: Verd
 
 def _not_tested(session: VerificationSession, evidence: Evidence, effect: PairedEffect | None) -> tuple[str, ...]:
     lines = [
-        "noise other than the env's circuit, other codes, and hardware data"
-        if evidence.recorded is None
-        else "shots of other times, devices and codes, and looks of other runs at the same test blocks",
+        session.untested_shots,
         "latency on a real-time system: the cost is counted, not measured against a deadline",
         *(["cost on the family's other circuits: it is counted and measured on the target"] * bool(evidence.members)),
         *evidence.not_run,
     ]
     if len(session.env.points) == 1:
         lines.append("any other operating point: the env names one")
-    if evidence.recorded is None and effect is not None and (effect.relative_low is None or effect.relative_low <= 0):
+    if (
+        not session.env.code.own_shots
+        and effect is not None
+        and (effect.relative_low is None or effect.relative_low <= 0)
+    ):
         lines.append(f"small gains: {null_power(effect)}")
     if session.request.claimed is None:
         lines.append("the round's own claims of cost and gain: none were given")

@@ -5,37 +5,42 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
 from autoqec.contracts.names import SHA256
 from autoqec.contracts.round import PairedCounts
 from autoqec.contracts.verdict import (
+    BaselineResult,
     Guard,
     Latency,
     LatencyScope,
+    MemberResult,
     PairedEffect,
     RecordedEvidence,
     SequentialTest,
+    Verdict,
 )
 from autoqec.decoders import checkpoint
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
-from autoqec.qec.stats import error_mask
-from autoqec.verification import candidate_process, guards, single_shots
+from autoqec.qec.stats import error_mask, paired_effect
+from autoqec.verification import candidate_process, decision, guards, single_shots
 from autoqec.verification.artifact import FrozenArtifact
-from autoqec.verification.baselines import Baselines
+from autoqec.verification.baselines import Baselines, reference_errors
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, same_edges
 from autoqec.verification.guard_shots import GuardChunk, rebatched_answers, repeated_answers
 from autoqec.verification.member_draws import MemberDraw, member_draws
 from autoqec.verification.request import VerifyRequest
-from autoqec.verification.sequential import Monitor
-from autoqec.verification.shot_stream import ShotStream
+from autoqec.verification.sequential import Monitor, e_lond_weight
+from autoqec.verification.shot_stream import CHUNK, ShotStream
 
 SHA256_PATTERN = re.compile(SHA256)
 MAX_COUNT = 2**62
 LATENCY_SHOTS = 2000
+MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,39 @@ class VerificationSession:
                 gains = {str(draw): effects[self.env.plain] for draw, effects in evidence.members}
                 evidence.guards.append(guards.other_members(gains))
         return evidence
+
+    untested_shots: ClassVar[str] = "noise other than the env's circuit, other codes, and hardware data"
+
+    @property
+    def effect_measured(self) -> PairedEffect | None:
+        """The gain over the reference; None if it was not measured."""
+        return self.evidence.effects.get(self.reference)
+
+    def all_guards(self, found: tuple[Guard, ...]) -> tuple[Guard, ...]:
+        """Return the guards that were found, those of this session, and those that depend on the kind of shots."""
+        effect, test, added = self.evidence.effects.get(self.env.plain), self.evidence.test, list[Guard]()
+        if test is not None:
+            shots = max(CHUNK, self.request.profile.judge_effect_shots // 5)
+            counts = _baseline_counts(test.counts, effect)
+            added.append(guards.baseline_interval(counts, *reference_errors(self.problem, shots)))
+        if self.evidence.effects:
+            added.append(guards.own_predictions(self.evidence.effects, self.env.plain))
+        return (*found, *added, *self.evidence.guards, guards.claimed_gain(self.request.claimed, effect))
+
+    def decide(
+        self, checked: tuple[Guard, ...], baselines: tuple[BaselineResult, ...]
+    ) -> tuple[Verdict, tuple[str, ...]]:
+        """Return the verdict and its reasons."""
+        return decision.decide(self.env, self.evidence.test, self.effect_measured, checked, baselines)
+
+    def claim(self, verdict: Verdict, baselines: tuple[BaselineResult, ...], members: tuple[MemberResult, ...]) -> str:
+        """Return the statement that the evidence supports."""
+        return decision.claim(self.env, verdict, self.effect_measured, baselines, members)
+
+    def simultaneous_effect(self) -> PairedEffect | None:
+        """Return the gain with an interval that holds together with those of all attempts of the run."""
+        effect = self.effect_measured
+        return None if effect is None else simultaneous_effect(effect, self.request.attempt_index)
 
     def _start(self, member: tuple[int, float] | None = None, *, whole_decoder: bool = False) -> CandidateClient:
         request = self.request
@@ -299,3 +337,21 @@ def read_model_info(client: CandidateClient) -> ModelInfo | CandidateFailure:
     if not hashes or any(type(count) is not int or not 0 <= count < MAX_COUNT for count in counts):
         return CandidateFailure("protocol", "the candidate does not say what it built")
     return ModelInfo(str(answer["circuit_sha256"]), *(int(answer[name]) for name in ("n_params", "flops_per_syndrome")))
+
+
+def simultaneous_effect(effect: PairedEffect, attempt_index: int, n_intervals: int = 1) -> PairedEffect:
+    """Widen the intervals so that those of all attempts of a run hold together with 95% confidence.
+
+    Attempt t gets miscoverage 5% / (t (t + 1)); these sum to 5% over the run, so the interval of an attempt that was
+    selected for its large gain is covered as well as any other. Several intervals of one attempt share its part.
+    """
+    confidence = 1 - MISCOVERAGE * e_lond_weight(attempt_index) / n_intervals
+    return paired_effect(effect.counts, reference=effect.reference, p=effect.p, confidence=confidence)
+
+
+def _baseline_counts(test: PairedCounts, effect: PairedEffect | None) -> PairedCounts:
+    """Return the baseline decoder's shots and errors in test and effect draw together."""
+    if effect is None:
+        return test
+    total = {name: getattr(test, name) + getattr(effect.counts, name) for name in ("shots", "errors_reference")}
+    return test.model_copy(update=total)

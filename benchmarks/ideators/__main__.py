@@ -18,8 +18,7 @@ from autoqec.cli.common import Output, is_given, options, run_cli
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.profiles import profile_of
 from autoqec.errors import UsageError
-from autoqec.launch.role_options import split_budget
-from autoqec.orchestrator.budget import Budget
+from autoqec.orchestrator.budget import parse_limits
 from autoqec.reporting.terminal import LiveView, console
 from autoqec.store import atomic
 from benchmarks.ideators.compare import CONTROLS, Score, compare, score
@@ -227,11 +226,8 @@ def _on_real_rounds(compared: Comparison, chosen: dict[str, Any], out: Output) -
 
 def _llm_limits(budget: str) -> tuple[float | None, int | None]:
     """Return the limits in US dollars and tokens. Raises UsageError if the budget names others."""
-    limits, llm_limits = split_budget(budget)
-    if limits != Budget():
-        message = f"{budget!r} limits other things than calls of language models"
-        raise UsageError(message, location="--budget", hint="--budget usd=DOLLARS,tokens=COUNT; --rounds N")
-    return llm_limits.get("usd"), int(llm_limits["tokens"]) if "tokens" in llm_limits else None
+    limits = parse_limits(budget, ("usd", "tokens"))
+    return limits.get("usd"), int(limits["tokens"]) if "tokens" in limits else None
 
 
 def _table_footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rounds: int) -> str:

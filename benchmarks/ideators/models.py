@@ -13,12 +13,14 @@ from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError, UsageError
 from autoqec.extensions.continual.environments import policy_ideator
 from autoqec.extensions.continual.runtime import checkpoint_agents
+from autoqec.extensions.language_models import (
+    scripted_policies as scripted_policies,  # registers scripted:expert and scripted:novice
+)
 from autoqec.extensions.language_models.clients.base import LanguageModel
 from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, role_config
 from autoqec.extensions.language_models.clients.errors import BudgetExceededError, LlmError
 from autoqec.extensions.language_models.clients.ledger import Ledger
 from autoqec.extensions.language_models.roles.ideator import LlmIdeator
-from autoqec.ideators import scripted_policies as scripted_policies  # registers scripted:expert and scripted:novice
 from autoqec.ideators import tpe
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.store.files import load_env

@@ -23,11 +23,12 @@ from autoqec.contracts.events import Event, OnEvent, RoundMeasured, RoundRecorde
 from autoqec.contracts.profiles import ProfileName
 from autoqec.decoders import family
 from autoqec.errors import RunInterruptedError, UsageError
-from autoqec.launch.checkpoints import open_checkpoint
-from autoqec.launch.options import complete_options, parse_run_options
-from autoqec.launch.role_options import ROLES
-from autoqec.launch.session import run_session
-from autoqec.orchestrator.run import BUILTIN_IDEATORS
+from autoqec.extensions.language_models.plugin import ROLES
+from autoqec.orchestrator.checkpoints import open_checkpoint
+from autoqec.orchestrator.plugin_protocols import SEARCHES
+from autoqec.orchestrator.run_checks import check
+from autoqec.orchestrator.run_options import request_run
+from autoqec.orchestrator.session import run_session
 from autoqec.reporting import run_report
 from autoqec.reporting.proposals import proposed_by_model
 from autoqec.reporting.run_report import RunReport
@@ -36,7 +37,7 @@ from autoqec.store.files import load_env
 from autoqec.store.layout import RunLayout
 from benchmarks.ideators.simulation import SimulatedRun
 
-IDEATOR_OF = {**{name: name for name in BUILTIN_IDEATORS}, "llm": "llm", "hybrid:llm": "hybrid"}
+IDEATOR_OF = {**{name: name for name in (*SEARCHES, "policy")}, "llm": "llm", "hybrid:llm": "hybrid"}
 MEASURED = "measured.jsonl"  # costs and effects of the rounds below a directory, so that none is measured twice
 
 
@@ -162,14 +163,14 @@ def _completed(
             _require_same_settings(plan, report, workspace, seed)
             if len(report.finished_rows) >= plan.rounds:
                 return report
-        options = parse_run_options(None if run else "env.yaml", set(named), **complete_options(named, resume=run))
+        checked = check(request_run(None if run else "env.yaml", named, run), on_event)
         meter = CostMeter(plan.directory / MEASURED, workspace.name)
 
         def listen(event: Event) -> None:
             meter(event)
             on_event(event)
 
-        session = run_session(options, listen)
+        session = run_session(checked, listen)
     if session.unusable_models:
         hint = f"remove {workspace}, and repeat with a model that answers"
         raise UsageError(session.unusable_models[0], location="--model", hint=hint)

@@ -8,6 +8,11 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options, trust_option
+from autoqec.cli.progress import broadcast
+from autoqec.orchestrator.restore_round import restore_round
+from autoqec.reporting.terminal import LiveView, console
+from autoqec.reporting.text import plain
+from autoqec.system.git import Repo
 
 
 @click.command("adopt")
@@ -20,12 +25,6 @@ def command(run: str, number: int, out: Output) -> None:
 
     Exit status: 0 VERIFIED, 1 any other verdict.
     """
-    from autoqec.cli.progress import broadcast
-    from autoqec.orchestrator.restore_round import restore_round
-    from autoqec.reporting.terminal import LiveView, console
-    from autoqec.reporting.text import plain
-    from autoqec.system.git import Repo
-
     with LiveView(console(err=True), quiet=out.quiet) as view:
         row = restore_round(locate.run_layout(run), Repo.discover(Path.cwd()), number, broadcast(view, out))
     out.say(f"Round {number} restored on {plain(str(row.branch))}: {row.verify_verdict}")

@@ -8,6 +8,8 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
+from autoqec.orchestrator.archive import publish_secret
+from autoqec.system.git import Repo
 
 
 @click.command("close")
@@ -18,9 +20,6 @@ def command(run: str, out: Output) -> None:
 
     A closed run cannot be resumed.
     """
-    from autoqec.orchestrator.archive import publish_secret
-    from autoqec.system.git import Repo
-
     layout = locate.run_layout(run)
     secret = publish_secret(layout, Repo.discover(Path.cwd()))
     out.say(f"Run {layout.run_id} is closed. Secret: {secret} (in {layout.secret_hex})")

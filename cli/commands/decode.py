@@ -11,17 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from autoqec.cli.common import Output, options
+from autoqec.contracts.env import CORRELATED
 from autoqec.errors import UsageError
+from autoqec.models import model_env, model_path
+from autoqec.orchestrator.checkpoints import OpenCheckpoint, open_checkpoint
 from autoqec.reporting.text import pluralize
+from autoqec.system import machine
 
 if TYPE_CHECKING:
     import numpy as np
 
     from autoqec.decoders.decoding import CheckpointDecoder
     from autoqec.decoders.windows import WindowedDecoder
-    from autoqec.launch.checkpoints import OpenCheckpoint
+    from autoqec.orchestrator.checkpoints import OpenCheckpoint
 
 FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 
@@ -190,8 +195,6 @@ def _check_options(dem: Path | None, window: int | None, latency_shots: int | No
 
 def first_shots(parts: Iterator[np.ndarray], count: int) -> np.ndarray:
     """Return the first `count` shots, or all if there are fewer; read no further part than needed."""
-    import numpy as np
-
     taken: list[np.ndarray] = []
     for part in parts:
         taken.append(part[: count - sum(map(len, taken))])
@@ -201,9 +204,7 @@ def first_shots(parts: Iterator[np.ndarray], count: int) -> np.ndarray:
 
 
 def _measure_latency(out: Output, decoding: CheckpointDecoder, detection_events: np.ndarray) -> dict[str, Any]:
-    from autoqec.contracts.env import CORRELATED
     from autoqec.decoders.latency import compare_latency
-    from autoqec.system import machine
 
     processor = machine.snapshot()["cpu"]["model"]
     found = compare_latency(decoding, detection_events)
@@ -236,11 +237,9 @@ def _check_target(shots: Path, target: Path) -> None:
 def _opened(
     checkpoint: Path | None, model: str | None, env_name: str | None, *, trust_code: bool, unverified: bool
 ) -> AbstractContextManager[OpenCheckpoint]:
-    from autoqec.launch.checkpoints import open_checkpoint, open_model
-
     if (checkpoint is None) == (model is None) or (model is not None and env_name is not None):
         message = "name a CHECKPOINT, with or without --env, or a --model"
         raise UsageError(message, hint="autoqec models lists the models of the package")
     if model is not None:
-        return nullcontext(open_model(model))
+        return nullcontext(OpenCheckpoint(model_path(model), model_env(model), verified=True))
     return open_checkpoint(checkpoint or Path(), env_name, trust_code=trust_code, unverified=unverified)

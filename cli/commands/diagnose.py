@@ -10,8 +10,11 @@ from autoqec import locate
 from autoqec.cli import llm_summary
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
-from autoqec.reporting.diagnose import RoundDiagnosis
-from autoqec.store import layout
+from autoqec.reporting.diagnose import RoundDiagnosis, diagnose_round, diagnose_run
+from autoqec.reporting.text import plain
+from autoqec.store import atomic, layout
+from autoqec.store.files import dump_config
+from autoqec.store.layout import RoundLayout
 
 
 @click.command("diagnose")
@@ -24,8 +27,6 @@ def command(target: str, write: Path | None, model: str | None, out: Output) -> 
 
     RUN_OR_ROUND is the id or directory of a run, or the directory of a round.
     """
-    from autoqec.reporting.text import plain
-
     llm_summary.check_model(model)
     diagnoses = _diagnose(target)
     if write is not None:
@@ -51,9 +52,6 @@ def command(target: str, write: Path | None, model: str | None, out: Output) -> 
 
 
 def _diagnose(target: str) -> list[RoundDiagnosis]:
-    from autoqec.reporting.diagnose import diagnose_round, diagnose_run
-    from autoqec.store.layout import RoundLayout
-
     directory = Path(target).resolve()
     number = directory.name.removeprefix("round_")
     round_layout = RoundLayout(directory, int(number) if number.isdigit() else 1)
@@ -64,9 +62,6 @@ def _diagnose(target: str) -> list[RoundDiagnosis]:
 
 
 def _write(diagnoses: list[RoundDiagnosis], target: Path) -> None:
-    from autoqec.store import atomic
-    from autoqec.store.files import dump_config
-
     patched = [diagnosis for diagnosis in diagnoses if diagnosis.config is not None]
     if len(patched) != 1:
         what = f"{len(patched)} rounds have a patched config" if patched else "no config change is suggested"

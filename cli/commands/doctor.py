@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -12,8 +13,12 @@ from typing import Literal
 
 import click
 
+from autoqec import locate, plugins
 from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError
+from autoqec.extensions.slurm import submission as slurm
+from autoqec.system import machine, sandbox
+from autoqec.system.sandbox import bubblewrap
 
 BACKEND_EFFECTS = {
     "bubblewrap": "tested: no access to other files, the network or other processes",
@@ -65,8 +70,6 @@ def _python() -> Iterator[CheckResult]:
 
 
 def _libraries() -> Iterator[CheckResult]:
-    import importlib
-
     for name in ("torch", "stim", "pymatching", "optuna"):
         try:
             module = importlib.import_module(name)
@@ -98,8 +101,6 @@ def _matching() -> Iterator[CheckResult]:
 
 
 def _git() -> Iterator[CheckResult]:
-    from autoqec import locate
-
     try:
         root = locate.workspace_root()
         yield CheckResult("git", "ok", f"in the repository {root}")
@@ -108,9 +109,6 @@ def _git() -> Iterator[CheckResult]:
 
 
 def _sandbox() -> Iterator[CheckResult]:
-    from autoqec.system import sandbox
-    from autoqec.system.sandbox import bubblewrap
-
     sandbox_backend = sandbox.probe()
     stronger = sandbox.SANDBOX_BACKENDS[: sandbox.SANDBOX_BACKENDS.index(sandbox_backend)]
     why = "".join(f"; no {name}: {sandbox.unavailable_reason(name)}" for name in stronger)
@@ -125,8 +123,6 @@ def _sandbox() -> Iterator[CheckResult]:
 
 
 def _machine() -> Iterator[CheckResult]:
-    from autoqec.system import machine
-
     state = machine.snapshot(Path.cwd())
     yield CheckResult("processor", "ok", f"{state['cpu']['cores']} cores, {state['cpu']['model']}")
     gpu = state["gpu"]
@@ -139,8 +135,6 @@ def _machine() -> Iterator[CheckResult]:
 
 
 def _extensions() -> Iterator[CheckResult]:
-    from autoqec import plugins
-
     failed = plugins.unusable()
     if not failed:
         yield CheckResult("extensions", "ok", "all can be imported")
@@ -150,8 +144,6 @@ def _extensions() -> Iterator[CheckResult]:
 
 def _slurm() -> Iterator[CheckResult]:
     """SLURM is optional: a machine without it is ok."""
-    from autoqec.extensions.slurm import submission as slurm
-
     if shutil.which("sbatch") is None:
         yield CheckResult("slurm", "ok", "not installed; rounds run on this machine")
         return

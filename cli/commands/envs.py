@@ -8,6 +8,7 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
+from autoqec.store.files import load_env
 
 if TYPE_CHECKING:
     from autoqec.contracts.env import EnvSpec
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 @options
 def command(out: Output) -> None:
     """List the envs that come with the package; commands accept their names."""
-    from autoqec.store.files import load_env
-
     envs = locate.builtin_envs()
     generated = locate.generated_envs()
     width = max(map(len, (*envs, *generated)))

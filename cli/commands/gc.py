@@ -11,7 +11,13 @@ import click
 from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError
+from autoqec.locate import find_deleted_runs
+from autoqec.orchestrator import gc
+from autoqec.orchestrator.gc import RemovableItem, remove_deleted_run
+from autoqec.reporting.text import plain
 from autoqec.store.layout import RunLayout
+from autoqec.system import run_lock
+from autoqec.system.git import Repo
 
 if TYPE_CHECKING:
     from autoqec.orchestrator.gc import RemovableItem
@@ -50,8 +56,6 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
 
     Runs that are in use are skipped.
     """  # noqa: D301 - click needs the character \\b
-    from autoqec.system.git import Repo
-
     repo = Repo.discover(Path.cwd())
     n_listed, removed = _deleted_runs(repo, run, only, dry_run, yes, out)
     layouts = [RunLayout(repo.root, name) for name in locate.run_ids(repo.root)]
@@ -79,9 +83,6 @@ def _deleted_runs(
     repo: Repo, run: str | None, only: Sequence[str], dry_run: bool, yes: bool, out: Output
 ) -> tuple[int, int]:
     """List and remove branches and pins of deleted runs; return how many were listed and removed."""
-    from autoqec.orchestrator.gc import RemovableItem
-    from autoqec.orchestrator.run_directory import find_deleted_runs, remove_deleted_run
-
     listed = removed = 0
     for deleted in find_deleted_runs(repo):
         if run not in (None, deleted.run_id) or (only and "deleted_run" not in only):
@@ -99,10 +100,6 @@ def _deleted_runs(
 
 
 def _list_items(layout: RunLayout, repo: Repo, only: Sequence[str], out: Output) -> list[RemovableItem]:
-    from autoqec.orchestrator import gc
-    from autoqec.reporting.text import plain
-    from autoqec.system import run_lock
-
     run_lock.require_unlocked(layout.root)
     removable = [item for item in gc.find_removable(layout, repo) if not only or item.kind in only]
     for item in removable:
@@ -129,9 +126,6 @@ def _confirm(removable: Sequence[RemovableItem]) -> list[RemovableItem]:
 
 
 def _remove_items(layout: RunLayout, repo: Repo, confirmed: Sequence[RemovableItem], out: Output) -> int:
-    from autoqec.orchestrator import gc
-    from autoqec.reporting.text import plain
-
     removed_items = gc.remove(layout, repo, confirmed) if confirmed else []
     for item in removed_items:
         out.say(f"removed {item.kind} {plain(item.name)}")

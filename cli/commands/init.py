@@ -8,6 +8,7 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
+from autoqec.cli.workspace import make_workspace
 
 
 @click.command("init")
@@ -21,8 +22,6 @@ def command(directory: Path, env_name: str, out: Output) -> None:
 
     Also writes skills, agents and an MCP configuration for coding assistants (.claude/, .mcp.json).
     """
-    from autoqec.cli.workspace import make_workspace
-
     commit = make_workspace(directory, locate.env_file(env_name))
     out.say(f"{directory} is ready. Next: cd {directory} && autoqec run env.yaml --profile smoke --rounds 2")
     out.emit({"directory": str(directory.resolve()), "env": "env.yaml", "commit": commit})

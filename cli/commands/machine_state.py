@@ -8,6 +8,7 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
+from autoqec.reporting.machine_state import machine_state
 
 
 @click.command("machine-state")
@@ -15,8 +16,6 @@ from autoqec.cli.common import Output, options
 @options
 def command(run: str | None, out: Output) -> None:
     """Show cores, memory, disk and GPUs; with RUN also the resources that its rounds used."""
-    from autoqec.reporting.machine_state import machine_state
-
     state = machine_state(locate.run_layout(run) if run else None)
     out.emit(state)
     if not out.json:

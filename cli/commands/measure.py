@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
+from autoqec.orchestrator.checkpoints import open_checkpoint
 from autoqec.reporting.text import interval, percent
 
 if TYPE_CHECKING:
@@ -51,8 +53,6 @@ def command(
     and references hold together, with the error probability `protocol.alpha` of the env. The seeds are public, so the
     result is a measurement and not a verdict.
     """
-    from autoqec.launch.checkpoints import open_checkpoint
-
     with open_checkpoint(checkpoint, env_name, trust_code=trust_code, unverified=unverified) as loaded:
         from autoqec.decoders import family
 
@@ -85,8 +85,6 @@ def parse_member(text: str, target: Member) -> Member:
     Raises:
         UsageError: The text has another form.
     """
-    from dataclasses import replace
-
     values: dict[str, Any] = {}
     for part in text.split(","):
         found = PART.fullmatch(part)
@@ -127,8 +125,6 @@ def _print_table(results: list[MemberEffect], alpha: float, n_intervals: int, ou
 
 
 def _member_fields(result: MemberEffect) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from autoqec.decoders.family import outcome
 
     effects = [effect.dump() | {"outcome": outcome(effect)} for effect in result.effects]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import click
 
 from autoqec.cli.common import Output, options
+from autoqec.contracts.events import ignore
+from autoqec.models import load_models, model_path, model_report, verify_model
+from autoqec.reporting.text import effect_line, interval, member_line, percent
 
 
 @click.group("models", invoke_without_command=True)
@@ -25,9 +28,6 @@ def list_models(out: Output) -> None:
 
 def _list(out: Output) -> None:
     """Print one line per model: circuit, gain over the strongest baseline, and its shots."""
-    from autoqec.models import load_models, model_path, model_report
-    from autoqec.reporting.text import interval, percent
-
     models = load_models()
     name_width = max(map(len, models), default=0)
     env_width = max((len(model_report(name).env_name) for name in models), default=0)
@@ -50,9 +50,6 @@ def _list(out: Output) -> None:
 @options
 def show(names: tuple[str, ...], out: Output) -> None:
     """Show claim, error counts, circuits of the family and files of models NAME."""
-    from autoqec.models import load_models, model_path, model_report
-    from autoqec.reporting.text import effect_line, member_line
-
     for name in names:
         path, report = model_path(name), model_report(name)
         model = load_models()[name]
@@ -73,8 +70,6 @@ def show(names: tuple[str, ...], out: Output) -> None:
 @options
 def path(name: str, out: Output) -> None:
     """Print the checkpoint of model NAME, after comparing its hash and that of its env."""
-    from autoqec.models import model_path
-
     found = model_path(name)
     out.say(str(found))
     out.emit({"name": name, "path": str(found)})
@@ -88,9 +83,6 @@ def verify(name: str, out: Output) -> None:
 
     Exit status: 0 it agrees with the report, 1 it does not, 2 a file was changed.
     """
-    from autoqec.contracts.events import ignore
-    from autoqec.models import verify_model
-
     out.note(f"Restoring the run of {name} and decoding the shots of its verification again.")
     agrees, outcome = verify_model(name, ignore)
     out.say(f"{name}: {outcome}")

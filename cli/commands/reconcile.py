@@ -8,6 +8,10 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
+from autoqec.orchestrator.recovery.apply import reconcile
+from autoqec.orchestrator.recovery.inspect import moved_branches
+from autoqec.reporting.text import plain
+from autoqec.system.git import Repo
 
 
 @click.command("reconcile")
@@ -19,11 +23,6 @@ def command(run: str, dry_run: bool, out: Output) -> None:
 
     `autoqec run --resume` does this automatically.
     """
-    from autoqec.orchestrator.recovery.apply import reconcile
-    from autoqec.orchestrator.recovery.inspect import moved_branches
-    from autoqec.reporting.text import plain
-    from autoqec.system.git import Repo
-
     repo = Repo.discover(Path.cwd())
     layout = locate.run_layout(run, root=repo.root)
     actions = reconcile(layout, repo, dry_run=dry_run)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from autoqec.cli.common import Output, options, recorded_option, trust_option
+from autoqec.orchestrator.archive import replay_archive
+from autoqec.reporting.terminal import LiveView, console
 from autoqec.reporting.text import plain, pluralize
 
 if TYPE_CHECKING:
@@ -28,9 +30,6 @@ def command(archive: Path, into: Path | None, recorded: Path | None, out: Output
 
     Exit status: 0 everything agrees, 1 a verdict differs, 2 a file was changed.
     """
-    from autoqec.orchestrator.archive import replay_archive
-    from autoqec.reporting.terminal import LiveView, console
-
     into = into or Path(archive.name.removesuffix(".tar") + "-replayed")
     on_plan = functools.partial(_show, out)
     with LiveView(console(err=True), quiet=out.quiet) as view:

@@ -11,6 +11,8 @@ import click
 from autoqec import locate
 from autoqec.cli.common import Output, is_given, options
 from autoqec.errors import UsageError
+from autoqec.reporting import figures, html, run_report
+from autoqec.reporting.serve import ReportServer
 from autoqec.store import layout
 
 
@@ -50,13 +52,9 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
         return
     shared = chosen[0].root.parent
     if form == "html":
-        from autoqec.reporting import html
-
         default = chosen[0].html if len(chosen) == 1 else shared / "report.html"
         written = [html.write(chosen, _require_file(target or default))]
     else:
-        from autoqec.reporting import figures, run_report
-
         default = chosen[0].plots if len(chosen) == 1 else shared / "plots"
         written = figures.save(target or default, form, run_report.load_pages(chosen))
     for path in written:
@@ -82,8 +80,6 @@ def _require_file(path: Path) -> Path:
 
 
 def _serve(chosen: list[layout.RunLayout], port: int, out: Output) -> None:
-    from autoqec.reporting.serve import ReportServer
-
     with ReportServer(chosen, port) as server:
         out.say(f"{server.address}  (stop with Ctrl-C)")
         out.emit({"address": server.address})

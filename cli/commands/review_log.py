@@ -7,6 +7,8 @@ import click
 from autoqec import locate
 from autoqec.cli import llm_summary
 from autoqec.cli.common import Output, options
+from autoqec.reporting.review_log import review
+from autoqec.reporting.text import plain
 
 
 @click.command("review-log")
@@ -15,9 +17,6 @@ from autoqec.cli.common import Output, options
 @options
 def command(run: str, model: str | None, out: Output) -> None:
     """Review the course of RUN: repeated configs, missing progress, losses without effect, use of the budget."""
-    from autoqec.reporting.review_log import review
-    from autoqec.reporting.text import plain
-
     llm_summary.check_model(model)
     findings = review(locate.run_layout(run))
     for number, finding in enumerate(findings, start=1):

@@ -5,12 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError, UsageError
-from autoqec.reporting.text import plain
+from autoqec.locate import find_deleted_runs
+from autoqec.orchestrator import fork_graph
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.reporting import run_report
+from autoqec.reporting.summary import VERDICT_STYLE, print_summary
+from autoqec.reporting.terminal import console
+from autoqec.reporting.text import plain, pluralize
+from autoqec.reporting.watch import describe_job
 from autoqec.store.layout import RunLayout
+from autoqec.system.git import Repo
 
 
 @click.command("show")
@@ -32,27 +41,16 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
     if graph or dot:
         _graph(locate.run_layout(run), dot, out)
         return
-    from autoqec.extensions.slurm import detached
-    from autoqec.reporting import run_report
-    from autoqec.reporting.summary import print_summary
-    from autoqec.reporting.terminal import console
 
     view = run_report.load(locate.run_layout(run))
     print_summary(console(err=out.json), view)
-    if (job := detached.describe(view.layout)) is not None:
+    if (job := describe_job(view.layout)) is not None:
         out.say(job)
     out.emit(view.dump())
 
 
 def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
     """Print the fork graph, computed from the history and not read from a view, which may be outdated."""
-    from rich.text import Text
-
-    from autoqec.orchestrator import fork_graph
-    from autoqec.orchestrator.memory import RunMemory
-    from autoqec.reporting.summary import VERDICT_STYLE
-    from autoqec.reporting.terminal import console
-
     value = RunMemory(layout.root).graph()
     if dot:
         out.say(fork_graph.dot(value).rstrip())
@@ -64,11 +62,6 @@ def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
 
 
 def _list(root: Path, out: Output) -> None:
-    from autoqec.orchestrator.run_directory import find_deleted_runs
-    from autoqec.reporting import run_report
-    from autoqec.reporting.text import pluralize
-    from autoqec.system.git import Repo
-
     ids = locate.run_ids(root)
     for deleted in find_deleted_runs(Repo.discover(root)):
         out.say(f"{deleted.run_id}  {deleted.message}; `autoqec gc {deleted.run_id}` removes them")

@@ -7,7 +7,9 @@ import click
 from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
+from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
+from autoqec.system import run_lock
 
 
 @click.command("stop")
@@ -17,9 +19,9 @@ def command(run: str, out: Output) -> None:
     """End RUN after its rounds in progress, from any machine that shares the run directory."""
     layout, when = locate.find_run(run), None
     if layout.detached.exists():
-        from autoqec.extensions.slurm import detached
+        from autoqec.orchestrator.plugin_protocols import executor_plugins
 
-        when = detached.stop(layout)
+        when = next(filter(None, (plugin.stop(layout) for plugin in executor_plugins())), None)
     when = when or _stop_process(layout)
     out.say(f"Run {layout.run_id} ends {when}. Continue it: {_resume(layout)}")
     out.emit({"run_id": layout.run_id})
@@ -27,9 +29,6 @@ def command(run: str, out: Output) -> None:
 
 def _stop_process(layout: RunLayout) -> str:
     """Ask the process that runs rounds to end; return when it does."""
-    from autoqec.store import run_control
-    from autoqec.system import run_lock
-
     owner, location = run_lock.read(layout.root), f"run {layout.run_id}"
     if run_lock.is_locked(layout.root):
         if owner.get("command", "run") != "run":

@@ -8,6 +8,11 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options, recorded_option, trust_option
+from autoqec.cli.progress import broadcast
+from autoqec.orchestrator.verify_round import note_moved_shots, replay, verify_or_replay
+from autoqec.reporting.terminal import LiveView, console
+from autoqec.reporting.text import effect_line, plain
+from autoqec.system.git import Repo
 
 
 @click.command("verify")
@@ -26,11 +31,6 @@ def command(round_dir: Path, replay: bool, recorded: Path | None, out: Output) -
     if replay:
         _replay(round_dir, out)
         return
-    from autoqec.cli.progress import broadcast
-    from autoqec.orchestrator.verify_round import verify_or_replay
-    from autoqec.reporting.terminal import LiveView, console
-    from autoqec.reporting.text import effect_line, plain
-    from autoqec.system.git import Repo
 
     layout, number = locate.parse_round_dir(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
@@ -45,21 +45,11 @@ def command(round_dir: Path, replay: bool, recorded: Path | None, out: Output) -
 
 
 def _move(round_dir: Path, recorded: Path, out: Output) -> None:
-    from autoqec.cli.progress import broadcast
-    from autoqec.orchestrator.verify_round import note_moved_shots
-    from autoqec.reporting.terminal import LiveView, console
-
     with LiveView(console(err=True), quiet=out.quiet) as view:
         note_moved_shots(locate.parse_round_dir(round_dir)[0], recorded, broadcast(view, out))
 
 
 def _replay(round_dir: Path, out: Output) -> None:
-    from autoqec.cli.progress import broadcast
-    from autoqec.orchestrator.verify_round import replay
-    from autoqec.reporting.terminal import LiveView, console
-    from autoqec.reporting.text import plain
-    from autoqec.system.git import Repo
-
     layout, number = locate.parse_round_dir(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
         replayed = replay(layout, Repo.discover(layout.repo_root), number, broadcast(view, out))

@@ -6,6 +6,8 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
+from autoqec.reporting.terminal import console
+from autoqec.reporting.watch import watch
 
 
 @click.command("watch")
@@ -13,9 +15,6 @@ from autoqec.cli.common import Output, options
 @options
 def command(run: str, out: Output) -> None:
     """Follow RUN until it stops, then show its results. Ctrl-C stops watching, not the run."""
-    from autoqec.reporting.terminal import console
-    from autoqec.reporting.watch import watch
-
     try:
         view = watch(locate.find_run(run), console(err=out.json), quiet=out.quiet)
     except KeyboardInterrupt:

@@ -114,7 +114,7 @@ def test_only_the_layout_contains_path_names() -> None:
     allowed = {
         "store/layout",
         "system/git/repo",
-        "extensions/continual/environments/ledger",
+        "extensions/continual/environments/datasets",
     }
     found = set()
     for path, tree in sources():

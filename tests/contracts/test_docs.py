@@ -33,10 +33,6 @@ def test_every_contract_has_its_table() -> None:
     assert set(generate.MODELS) - parts == documented
 
 
-def test_page_of_the_decoder_board_is_that_of_the_packaged_measurements() -> None:
-    assert generate.BOARD.read_text(encoding="utf-8") == generate.board_page()
-
-
 def test_links_between_pages_resolve() -> None:
     docs = generate.CONTRACTS.parent
     for page in docs.rglob("*.md"):

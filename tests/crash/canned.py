@@ -81,4 +81,4 @@ def install(
         verifier, "verify", lambda request, **more: verify(request, verdict=verdict(request.round.round), **more)
     )
     options = run_checks.NetworkOptions("other_sector", gate_available=False)
-    set_attribute(run_checks, "find_network_options", lambda *inputs, **named: options)
+    set_attribute(run_checks, "check_env", lambda *inputs, **named: options)

@@ -29,10 +29,12 @@ from autoqec.ideators import coder, space, tpe
 from autoqec.ideators.analyst import analyse
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.orchestrator.failpoint import FAILPOINT_VARIABLE
-from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
+from autoqec.orchestrator.run import Roles
 from autoqec.store.files import dump_config
 from autoqec.store.layout import EDITABLE_MODULES
 from tests.crash import interference
+from tests.support.starts import resume_run, start_run
 
 ROOT = Path(__file__).parents[2]
 SECRET = b"a fixed secret, used only in tests"
@@ -120,15 +122,16 @@ def main(
     coder_of = next((coders[case] for case in coders if case in cases), literal)
     roles = Roles(ideator, coder=coder_of, analyst=interference.with_interference(analyst, cases))
     try:
+        slots = 2 if "parallel" in cases else 1
         if run_id:
             run = resume_run(run_id, workspace, roles=roles)
         else:
             secret = workspace.parent / "secret"
             secret.write_bytes(SECRET)
-            run = start_run(workspace / "env.yaml", workspace, "smoke", 1, "tpe", secret_file=secret, roles=roles)
+            chosen = {"secret_file": secret, "parallel": slots}
+            run = start_run(workspace / "env.yaml", workspace, "smoke", 1, "tpe", roles=roles, **chosen)
         with run:
-            slots = 2 if "parallel" in cases else 1
-            run_rounds(run, rounds, parallel=slots, executor=cluster(cases, slots))
+            run_rounds(run, rounds, executor=cluster(cases, slots))
     except AutoqecError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return error.exit_code

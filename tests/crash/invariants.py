@@ -165,7 +165,7 @@ def _nothing_left(workspace: Path, layout: RunLayout) -> None:
         if root.is_dir()
         for path in root.rglob("*")
         if path.name.endswith((".tmp", ".lock"))
-        and path.name != "autoqec.lock"
+        and path.name not in ("autoqec.lock", "owner.lock")
         and not {"objects", "salvage"} & set(path.relative_to(workspace).parts[:-2])
     ]
     assert not leftovers, f"left behind: {leftovers}"

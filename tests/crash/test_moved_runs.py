@@ -17,7 +17,7 @@ from autoqec.cli.workspace import make_workspace
 from autoqec.errors import AutoqecError, InfrastructureError, ManualInterventionRequired, UsageError
 from autoqec.orchestrator import run_directory
 from autoqec.orchestrator.executors import SerialExecutor
-from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.orchestrator.verify_round import verify_or_replay
@@ -30,6 +30,7 @@ from tests.crash import canned
 from tests.crash.invariants import Before, git, refs
 from tests.crash.starts import ENV, recover_and_check
 from tests.support import rounds
+from tests.support.starts import resume_run, start_run
 
 
 @pytest.fixture(autouse=True)

@@ -33,9 +33,7 @@ def first_row(layout: RunLayout) -> Any:
 
 def test_clean_run_needs_no_recovery(workspace: Path) -> None:
     layout, repo = place(workspace)
-    before = {
-        path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file() and path.name != "owner.json"
-    }
+    before = {path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file() and path.stem != "owner"}
     assert reconcile(layout, repo, dry_run=True) == [] == reconcile(layout, repo)
     assert {path: path.read_bytes() for path in before} == before
     check(Before.of(workspace), layout.run_id)

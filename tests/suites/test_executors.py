@@ -13,13 +13,14 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.extensions.slurm.executor import SlurmExecutor
 from autoqec.extensions.slurm.jobs import Polling
 from autoqec.orchestrator.executors import Executor, ParallelExecutor, SerialExecutor
-from autoqec.orchestrator.loop import Roles, Run, start_run
 from autoqec.orchestrator.rounds import finish_round, runner_config, start_round
+from autoqec.orchestrator.run import Roles, Run
 from autoqec.store.layout import RoundLayout
 from autoqec.store.round_files import read_contract
 from tests.crash import driver
 from tests.crash.starts import ENV
 from tests.support.clusters import Cluster, fake_slurm, slurm, slurm_unavailable_reason
+from tests.support.starts import start_run
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,8 @@ class Archive:
     def seal(self, target: Path, manifest: bytes) -> Path:
         """Write the archive with these bytes as its manifest."""
         seal = hashlib.sha256(manifest).hexdigest().encode() + b"\n"
-        members = {"archive.json": manifest, "archive.sha256": seal, **self.members}
+        ordered = {name: self.members[name] for name in sorted(self.members, key=lambda name: name.split("/"))}
+        members = {"archive.json": manifest, "archive.sha256": seal, **ordered}
         return write_tar(target, members.items(), self.entries)
 
 

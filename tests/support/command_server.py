@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 IMPORTED = (
     "autoqec.cli.autoqec", "autoqec.cli.commands.doctor", "autoqec.cli.commands.run_round",
     "autoqec.cli.commands.show", "autoqec.cli.commands.verify", "autoqec.cli.progress", "autoqec.cli.run_command",
-    "autoqec.cli.workspace", "autoqec.decoders.family", "autoqec.launch.session", "autoqec.orchestrator.loop",
+    "autoqec.cli.workspace", "autoqec.decoders.family", "autoqec.orchestrator.session", "autoqec.orchestrator.loop",
     "autoqec.reporting.run_report", "autoqec.runner.round_memory", "autoqec.runner.runner",
     "autoqec.verification.verifier", "git", "matplotlib", "pymatching", "scipy.stats", "stim", "torch",
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 from typing import Any
 
 from autoqec.contracts.dsl import PredecoderDSL
@@ -15,6 +16,7 @@ from autoqec.contracts.verdict import PairedEffect, VerifyReport
 RUN_ID = "20260101-000000"
 CONFIG = PredecoderDSL.model_validate({"type": "mlp", "mlp": {}}).config()
 HASH = "0" * 64
+AT = datetime(2026, 1, 1, tzinfo=UTC)  # of every line of attempts.jsonl
 
 
 def sha(name: str) -> str:
@@ -34,6 +36,7 @@ def info(**more: Any) -> RunInfo:
             "seed": 1,
             "ideator": "tpe",
             "code_sha256": HASH,
+            "package_sha256": HASH,
             "secret_sha256": HASH,
             "versions": {},
             "command_line": (),
@@ -47,7 +50,7 @@ def branch(number: int, slug: str = "try") -> str:
 
 
 def begun(number: int) -> Begun:
-    return Begun(round_attempt_id=f"attempt-{number}", round=number)
+    return Begun(round_attempt_id=f"attempt-{number}", round=number, at=AT)
 
 
 def planned(number: int, fork_from: ForkFrom = "baseline", **more: Any) -> Planned:
@@ -70,6 +73,7 @@ def planned(number: int, fork_from: ForkFrom = "baseline", **more: Any) -> Plann
             "compose_mode": mode,
             "ideator": speech,
             "dsl_config": CONFIG,
+            "at": AT,
         }
         | more
     )
@@ -84,12 +88,16 @@ def nominated(number: int, verdict: str = "candidate") -> Nominated:
             "next_hypothesis_seed": "more of it",
         }
     )
-    return Nominated(round_attempt_id=f"attempt-{number}", round=number, analyst=analyst)
+    return Nominated(round_attempt_id=f"attempt-{number}", round=number, analyst=analyst, at=AT)
 
 
 def charged(number: int) -> AlphaSpent:
     return AlphaSpent(
-        round_attempt_id=f"attempt-{number}", round=number, artifact_sha256=artifact(number), attempt_index=number
+        round_attempt_id=f"attempt-{number}",
+        round=number,
+        artifact_sha256=artifact(number),
+        attempt_index=number,
+        at=AT,
     )
 
 

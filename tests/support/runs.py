@@ -197,6 +197,7 @@ def _info(run_id: str, baseline: str) -> RunInfo:
         seed=1,
         ideator="tpe",
         code_sha256=HASH,
+        package_sha256=HASH,
         secret_sha256=HASH,
         versions={"stim": "1.16.0", "torch": "2.12.0"},
         command_line=("autoqec", "run", "surface_d5_depol"),

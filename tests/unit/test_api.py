@@ -7,12 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.core import ParameterSource
 
 import autoqec
-from autoqec.cli.commands.run import command as run_command
 from autoqec.errors import UsageError
-from autoqec.launch.options import OPTION_DEFAULTS
 from tests.conftest import Workspace
 from tests.support import runs
 
@@ -31,13 +28,6 @@ def test_every_public_name_resolves_and_has_a_docstring() -> None:
     assert set(autoqec.__all__) <= set(dir(autoqec))
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
         autoqec.missing  # noqa: B018
-
-
-def test_defaults_are_those_of_the_command() -> None:
-    context = run_command.make_context("run", ["smoke"])
-    for name, default in OPTION_DEFAULTS.items():
-        assert context.get_parameter_source(name) is ParameterSource.DEFAULT, name
-        assert context.params[name] == default, name
 
 
 def test_loaded_run_has_frozen_results(tmp_path: Path) -> None:

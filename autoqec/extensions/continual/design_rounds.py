@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from autoqec import locate
 from autoqec.contracts.profiles import ProfileName
+from autoqec.contracts.run_spec import RunSpec
 from autoqec.ideators import moves
 from autoqec.ideators.moves import Move
 from autoqec.ideators.space import Config
@@ -48,13 +48,17 @@ class WorkspaceRounds:
         return row.dump()
 
     def _open(self, env_text: str, profile: ProfileName) -> Run:
-        from autoqec.orchestrator import loop
+        from autoqec.orchestrator.run import Roles, Run
+        from autoqec.orchestrator.run_checks import check
+        from autoqec.orchestrator.run_request import RunRequest
+        from autoqec.system.git import Repo
 
         with tempfile.TemporaryDirectory(prefix="autoqec-env-") as folder:
             env = Path(folder) / "env.yaml"
             env.write_text(env_text, encoding="utf-8")
-            roles = loop.Roles(lambda view: self._response)
-            run = loop.start_run(env, locate.workspace_root(), profile, 1, IDEATOR, roles=roles)
+            spec = RunSpec(profile=profile, ideator=IDEATOR)
+            request = RunRequest(Repo.discover(Path.cwd()), spec, env_path=env)
+            run = Run.create(check(request, own_roles=True), Roles(lambda view: self._response))
         self._runs[env_text, profile] = self._held.enter_context(run)
         self._note(f"promoted designs become rounds of run {run.layout.run_id}")
         return run

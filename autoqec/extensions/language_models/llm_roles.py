@@ -8,113 +8,87 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import LlmBudgetExhausted, LlmGivenUp, LlmUnusable, OnEvent
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.decoders.cost_limits import predict_cost
 from autoqec.errors import ContractError, UsageError
+from autoqec.extensions.language_models import scripted_policies as scripted_policies  # registers scripted:expert, …
+from autoqec.extensions.language_models.budget_left import remaining
+from autoqec.extensions.language_models.clients.base import LanguageModel
+from autoqec.extensions.language_models.clients.cassette import (
+    CassetteFile,
+    PaidAnswers,
+    PaidAnswersLM,
+    settle_recorded_calls,
+)
 from autoqec.extensions.language_models.clients.config import get_lm_client, round_timeout_s
 from autoqec.extensions.language_models.clients.deadline import call_deadline, calls_end_within
 from autoqec.extensions.language_models.clients.environment import redact_value
 from autoqec.extensions.language_models.clients.errors import BudgetExceededError, CassetteMissError, LlmError
+from autoqec.extensions.language_models.clients.ledger import Ledger
+from autoqec.extensions.language_models.plugin import ROLES, ModelOptions
+from autoqec.extensions.language_models.roles.analyst import LlmAnalyst
+from autoqec.extensions.language_models.roles.coder import LlmCoder
+from autoqec.extensions.language_models.roles.ideator import LlmIdeator
+from autoqec.extensions.language_models.roles.notebook import Notebook
+from autoqec.extensions.language_models.roles.record import RoundEvidence, read_evidence
+from autoqec.extensions.language_models.trials import Trials
+from autoqec.ideators import coder
+from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.search_state import ABORTED_STATUSES
-from autoqec.launch.budget_left import remaining
-from autoqec.launch.role_options import RoleOptions
-from autoqec.launch.trials import Trials
+from autoqec.orchestrator.run import Roles, Run
 from autoqec.reporting.machine_state import round_statistics
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES
 from autoqec.system import machine
 
-if TYPE_CHECKING:
-    from autoqec.extensions.language_models.clients.base import LanguageModel
-    from autoqec.extensions.language_models.clients.ledger import Ledger
-    from autoqec.orchestrator.budget import Clock
-    from autoqec.orchestrator.run import RunContext
-
 V = TypeVar("V", IdeatorView, CoderView, AnalystView)
 R = TypeVar("R")
 
 
-class LlmRoles:
-    """Builds the roles; `budget_message` says why no further call may be made, once that is so."""
+class RunTools(Trials):
+    """What an opened run lets its language models look up and try out; see `ResearchTools`."""
 
-    def __init__(self, choice: RoleOptions, run: RunContext, on_event: OnEvent, clock: Clock) -> None:
-        from autoqec.extensions.language_models.clients.cassette import (
-            CassetteFile,
-            PaidAnswers,
-            PaidAnswersLM,
-            settle_recorded_calls,
-        )
-        from autoqec.extensions.language_models.clients.ledger import Ledger
+    def __init__(
+        self,
+        run: Run,
+        attempt: Callable[[], Begun],
+        recorded: Path | None,
+        ledger: Ledger,
+        code_may_change: bool,
+    ) -> None:
+        super().__init__(run, attempt, recorded)
+        self._ledger = ledger
+        self.code_may_change, self.constraints = code_may_change, run.env.constraints
+        self._machine_snapshot = machine.snapshot()  # taken once
+        self._evidence: dict[int, RoundEvidence] = {}
 
-        self._choice, self._run, self._on_event = choice, run, on_event
-        self.budget_message: str | None = None
-        self._unusable_models: set[str] = set()
-        self._round_timeout_s = round_timeout_s()
-        self._clock = clock
-        self._model_seconds: defaultdict[str, float] = defaultdict(float)  # by attempt
-        layout = run.layout
-        if choice.cassette is not None and choice.cassette.resolve() != layout.cassette:
-            shutil.copyfile(choice.cassette, layout.cassette)  # the archive of a run contains its cassette
-        recorded = None if choice.cassette is None else choice.cassette.resolve().with_name(layout.trials.name)
-        self.trials = Trials(run, self._latest_attempt, recorded)
-        cassette_file = CassetteFile(layout.cassette, "record" if choice.cassette is None else "replay")
-        tokens = None if choice.max_tokens is None else int(choice.max_tokens)
-        self._ledger: Ledger = Ledger(layout.ledger, max_usd=choice.max_usd, max_tokens=tokens)
-        interrupted = _interrupted_attempts(run) if choice.cassette is None else ()
-        self._answers = answers = PaidAnswers(layout.cassette, interrupted)
-        if choice.cassette is None:  # the ids of a replayed cassette are those of another run
-            settle_recorded_calls(self._ledger, layout.cassette)
-        clients = {
-            role: get_lm_client(choice.config(role), cassette_file=cassette_file, ledger=self._ledger)
-            for role in choice.models
-        }
-        self._clients: dict[str, LanguageModel] = {
-            role: PaidAnswersLM(client, answers) for role, client in clients.items()
-        }
+    def predict_cost(self, dsl: PredecoderDSL) -> dict[str, int]:
+        """Return the cost of a config with the modules of the package."""
+        return predict_cost(self._run.env, dsl)
 
-    def ideator(self) -> Callable[[IdeatorView], IdeatorResponse | None]:
-        """Return the Ideator."""
-        from autoqec.extensions.language_models.roles.ideator import LlmIdeator
-        from autoqec.extensions.language_models.roles.notebook import Notebook
-        from autoqec.extensions.language_models.roles.run_record import evidence_reader
+    def machine(self) -> dict[str, Any]:
+        """Return the state of `autoqec machine-state` for the run, without loading torch."""
+        return {"machine": self._machine_snapshot} | round_statistics(self._run.memory.history.rows())
 
-        lm, checkpoint = self._clients["ideator"], self._choice.ideator_memory
-        if checkpoint is not None:
-            from autoqec.extensions.continual.runtime import checkpoint_agents
+    def budget_left(self) -> list[str]:
+        """Return what is left of each limit of the run, one line each."""
+        run = self._run
+        return remaining(run.info, run.memory.state, self._ledger.totals, run.clock.elapsed(), self.hours)
 
-            agent = checkpoint_agents.ideator(checkpoint, lm)
-            return self._with_ledger("ideator", self._with_fallback("ideator", agent))
-        cost = partial(predict_cost, self._run.env)
-        code_may_change = self._choice.open_modules and "coder" in self._choice.models
-        role = LlmIdeator(
-            lm,
-            on_event=self._on_event,
-            predict_cost=cost,
-            machine=self._machine(),
-            budget_left=self._budget_left,
-            read_evidence=evidence_reader(self._run.layout),
-            read_code=self._code_change if code_may_change else None,
-            code_of=self.trials.code_of if code_may_change else None,
-            read_modules=self.trials.modules_of,
-            screen=self.trials.screen,
-            notebook=Notebook(
-                self._run.layout.notebook,
-                attempt=lambda: self._latest_attempt().round_attempt_id,
-                interrupted=self._answers.attempts,
-                is_repeated=lambda: self._answers.served_last,
-            ),
-            on_turn=self._keep_turn,
-        )
-        return self._with_ledger("ideator", self._with_run_memory(role))
+    def read_evidence(self, number: int) -> RoundEvidence:
+        """Return what the files of a recorded round say; each round is read once."""
+        if number not in self._evidence:
+            self._evidence[number] = read_evidence(self._run.layout.round(number))
+        return self._evidence[number]
 
-    def _code_change(self, branch: str, against: str | None = None) -> str:
+    def code_change(self, branch: str, against: str | None = None) -> str:
         """Return the diff of a branch's modules without the config, "" if the branch is gone.
 
         Args:
@@ -133,18 +107,70 @@ class LlmRoles:
         ]
         return repo.diff_text(base, commit, paths) if paths else ""
 
-    def _budget_left(self) -> list[str]:
-        """Return what is left of each limit of the run."""
-        settings = self._run.memory.history.info().settings
-        if settings is None:
-            return []
-        state, elapsed_s = self._run.memory.state, self._clock.elapsed()
-        return remaining(settings, state, self._ledger.totals, elapsed_s, self.trials.hours)
 
-    def _machine(self) -> Callable[[], dict[str, Any]]:
-        """As `machine_state` for the run, but without loading torch; the machine is inspected once."""
-        state = {"machine": machine.snapshot()}
-        return lambda: state | round_statistics(self._run.memory.history.rows())
+class LlmRoles:
+    """Builds the roles; `budget_message` says why no further call may be made, once that is so."""
+
+    def __init__(self, run: Run, on_event: OnEvent) -> None:
+        self._options = options = ModelOptions.of(run.info)
+        self._names, self._run, self._on_event = ROLES[run.info.ideator], run, on_event
+        self.budget_message: str | None = None
+        self._unusable_models: set[str] = set()
+        self._round_timeout_s = round_timeout_s()
+        self._model_seconds: defaultdict[str, float] = defaultdict(float)  # by attempt
+        layout = run.layout
+        tape, limits = options.tape, run.info.budget
+        if tape is not None and tape.resolve() != layout.cassette:
+            shutil.copyfile(tape, layout.cassette)  # the archive of a run contains its cassette
+        recorded = None if tape is None else tape.resolve().with_name(layout.trials.name)
+        cassette_file = CassetteFile(layout.cassette, "record" if tape is None else "replay")
+        tokens = int(limits["tokens"]) if "tokens" in limits else None
+        self._ledger = Ledger(layout.ledger, max_usd=limits.get("usd"), max_tokens=tokens)
+        code_may_change = options.open_modules and "coder" in self._names
+        self.tools = RunTools(run, self._latest_attempt, recorded, self._ledger, code_may_change)
+        interrupted = _interrupted_attempts(run) if tape is None else ()
+        self._answers = answers = PaidAnswers(layout.cassette, interrupted)
+        if tape is None:  # the ids of a replayed cassette are those of another run
+            settle_recorded_calls(self._ledger, layout.cassette)
+        clients = {
+            role: get_lm_client(options.config(role), cassette_file=cassette_file, ledger=self._ledger)
+            for role in self._names
+        }
+        self._clients: dict[str, LanguageModel] = {
+            role: PaidAnswersLM(client, answers) for role, client in clients.items()
+        }
+
+    def roles(self) -> Roles:
+        """Return the roles of the run."""
+        ideator = self.ideator()
+        return Roles(
+            ideator=Hybrid(ideator) if self._run.info.ideator == "hybrid" else ideator,
+            coder=self.coder() if "coder" in self._names else coder.code,
+            analyst=self.analyst(),
+            open_modules=self._options.open_modules and "coder" in self._names,
+            stop_reason=lambda state: self.budget_message,
+            extra_hours=lambda: self.tools.hours,
+        )
+
+    def ideator(self) -> Callable[[IdeatorView], IdeatorResponse | None]:
+        """Return the Ideator."""
+        lm, checkpoint = self._clients["ideator"], self._path(self._options.ideator_memory)
+        if checkpoint is not None:
+            from autoqec.extensions.continual.runtime import checkpoint_agents
+
+            agent = checkpoint_agents.ideator(checkpoint, lm)
+            return self._with_ledger("ideator", self._with_fallback("ideator", agent))
+        notebook = Notebook(
+            self._run.layout.notebook,
+            attempt=lambda: self._latest_attempt().round_attempt_id,
+            interrupted=self._answers.attempts,
+            is_repeated=lambda: self._answers.served_last,
+        )
+        role = LlmIdeator(lm, self.tools, notebook, on_event=self._on_event, on_turn=self._keep_turn)
+        return self._with_ledger("ideator", self._with_run_memory(role))
+
+    def _path(self, stored: str | None) -> Path | None:
+        return None if stored is None else self._run.layout.repo_root / stored
 
     def _with_fallback(self, name: str, role: Callable[[V], R | None]) -> Callable[[V], R | None]:
         """Wrap a role: None if its answer is unusable, so that the role without a model takes over."""
@@ -166,33 +192,22 @@ class LlmRoles:
         self, role: Callable[[IdeatorView], IdeatorResponse | None]
     ) -> Callable[[IdeatorView], IdeatorResponse | None]:
         """Add what earlier runs learned to the view of a role."""
-        if self._choice.memory is None:
+        memory = self._path(self._options.memory)
+        if memory is None:
             return role
         from autoqec.extensions.continual.runtime.run_memory import CrossRunMemory
 
-        notes = CrossRunMemory(self._choice.memory).notes(self._run.env, exclude_run=self._run.info.run_id)
+        notes = CrossRunMemory(memory).notes(self._run.env, exclude_run=self._run.info.run_id)
         return lambda view: role(view.model_copy(update={"notes": notes}))
 
     def coder(self) -> Callable[[CoderView], CoderResponse | None]:
         """Return the Coder."""
-        from autoqec.extensions.language_models.roles.coder import LlmCoder
-
-        role = LlmCoder(
-            self._clients["coder"],
-            on_event=self._on_event,
-            predict_cost=partial(predict_cost, self._run.env),
-            constraints=self._run.env.constraints,
-            check_build=self.trials.check,
-            find_duplicate=self.trials.find_duplicate,
-            on_turn=self._keep_turn,
-        )
+        role = LlmCoder(self._clients["coder"], self.tools, on_event=self._on_event, on_turn=self._keep_turn)
         return self._with_ledger("coder", role)
 
     def analyst(self) -> Callable[[AnalystView], AnalystResponse | None]:
         """Return the Analyst."""
-        from autoqec.extensions.language_models.roles.analyst import LlmAnalyst
-
-        lm, checkpoint = self._clients["analyst"], self._choice.analyst_memory
+        lm, checkpoint = self._clients["analyst"], self._path(self._options.analyst_memory)
         if checkpoint is not None:
             from autoqec.extensions.continual.runtime import checkpoint_agents
 
@@ -256,7 +271,7 @@ class LlmRoles:
         return self._attempts()[-1]
 
 
-def _interrupted_attempts(run: RunContext) -> tuple[str, ...]:
+def _interrupted_attempts(run: Run) -> tuple[str, ...]:
     """Return the ids of the last attempts of a run if they ended before anything was planned."""
     ids, rounds = list[str](), run.memory.state.rounds
     for attempt in [*run.memory.attempt_state.attempts.values()][::-1]:

@@ -2,7 +2,7 @@
 
 The candidate at position t of the run's stream is tested on the t-th part of the sealed blocks, once: no later
 candidate depends on the shots that it will be tested on. Per block the candidate is paired with every baseline on the
-same shots (`qec.recorded.block_comparison`). Predictions of other decoders that the env names as `recorded:NAME` are
+same shots (`block_comparison`). Predictions of other decoders that the env names as `recorded:NAME` are
 read from their files, which no sandbox can reach, and are baselines like the others. The null hypothesis "not better
 than some baseline by the minimum gain" is rejected if each baseline's e-value reaches the level of e-LOND, so the
 smallest e-value is the evidence. The report's effect is against the strongest baseline, the one with the fewest errors
@@ -20,8 +20,18 @@ from pathlib import Path
 
 from autoqec.contracts.env import CORRELATED
 from autoqec.contracts.events import EffectProgress, OnEvent
-from autoqec.contracts.verdict import Guard, PairedEffect, RecordedEvidence, SequentialTest, StoppedBy
+from autoqec.contracts.verdict import (
+    BaselineResult,
+    Guard,
+    MemberResult,
+    PairedEffect,
+    RecordedEvidence,
+    SequentialTest,
+    StoppedBy,
+    Verdict,
+)
 from autoqec.errors import UsageError
+from autoqec.extensions.recorded import decision
 from autoqec.extensions.recorded.block_comparison import BlockCounts
 from autoqec.extensions.recorded.code import RecordedShotsCode
 from autoqec.extensions.recorded.decoding import PredictedSpan
@@ -36,10 +46,9 @@ from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import e_lond_level, e_lond_weight
-from autoqec.verification.session import Evidence, VerificationSession
+from autoqec.verification.session import MISCOVERAGE, Evidence, VerificationSession
 from autoqec.verification.shot_stream import SEALED, ShotStream
 
-MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
 MAX_LOG_E = 690.0  # JSON has no infinity
 PART_SHOTS = 16_384  # memory does not depend on the size of the blocks, which grows with the recording
 
@@ -121,6 +130,38 @@ class RecordedSession(VerificationSession):
         self.evidence.recorded = self._spent(first_block=last[1] // self.split.block_shots, blocks=0)
         self.evidence.not_run.append("every step: no sealed blocks are left")
         return self.evidence
+
+    untested_shots = "shots of other times, devices and codes, and looks of other runs at the same test blocks"
+
+    def all_guards(self, found: tuple[Guard, ...]) -> tuple[Guard, ...]:
+        """Return the guards; the first draw alone if nothing was measured.
+
+        Device shots have no independent draw to compare a rate with, and rates drift after the validation blocks.
+        """
+        if self.span is None:
+            return tuple(guard for guard in found if guard.name == "first_draw")
+        inner = "mwpm_estimated" if self.code.priors == "estimated" else self.env.plain
+        effects = self.evidence.effects
+        own = (guards.own_predictions(effects, inner),) if effects else ()
+        return (*found, *own, *self.evidence.guards)
+
+    def decide(
+        self, checked: tuple[Guard, ...], baselines: tuple[BaselineResult, ...]
+    ) -> tuple[Verdict, tuple[str, ...]]:
+        """Return the verdict and its reasons."""
+        assert self.evidence.recorded is not None
+        test, effect, spent = self.evidence.test, self.effect_measured, self.evidence.recorded
+        return decision.decide_recorded(self.env, test, effect, checked, spent, baselines)
+
+    def claim(self, verdict: Verdict, baselines: tuple[BaselineResult, ...], members: tuple[MemberResult, ...]) -> str:
+        """Return the statement that the evidence supports."""
+        assert self.evidence.recorded is not None
+        return decision.claim_recorded(self.env, verdict, self.effect_measured, self.evidence.recorded)
+
+    def simultaneous_effect(self) -> PairedEffect | None:
+        """Return the gain with an interval that holds together with those of all attempts of the run."""
+        measured = self.effect_measured
+        return None if measured is None else self.effect(measured.reference, simultaneous=True)
 
     def _spent(self, first_block: int, blocks: int) -> RecordedEvidence:
         left = max(self.split.candidates - self.request.attempt_index, 0)

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from autoqec.errors import UsageError
@@ -64,12 +65,18 @@ def open_image(path: Path) -> Image:
         raise UsageError(f"the image {path} cannot be read: it is not a file", location="--container", hint=_HINT)
     try:
         stamp = _stamp(place)
-        with place.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = _digest(place, stamp)
     except OSError as error:
         message = f"the image {path} cannot be read: {error.strerror}"
         raise UsageError(message, location="--container", hint=_HINT) from error
     return Image(place, digest, program, stamp)
+
+
+@cache
+def _digest(place: Path, stamp: tuple[int, int]) -> str:
+    """Hash a file of some gigabytes once, as long as its stamp is the same."""
+    with place.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from autoqec.extensions.slurm import submission
 from autoqec.extensions.slurm.commands import EXPORTED_VARIABLES, NODE_SCRATCH, run_command
 from autoqec.extensions.slurm.jobs import cancel
 from autoqec.installation import IMPORT_DIR
-from autoqec.orchestrator.loop import LoopResult
+from autoqec.orchestrator.plugin_protocols import Ended
 from autoqec.qec.decoder_trust import trusted_functions
 from autoqec.store import atomic, run_control
 from autoqec.store.layout import RunLayout
@@ -120,7 +120,7 @@ def _script(layout: RunLayout, options: Mapping[str, str], names: list[str], scr
     )
 
 
-def continue_run(layout: RunLayout, run_rounds: Callable[[datetime], tuple[LoopResult, int]]) -> int:
+def continue_run(layout: RunLayout, run_rounds: Callable[[datetime], Ended]) -> int:
     """Run rounds in the job of a detached run, and return the exit status.
 
     Args:
@@ -130,10 +130,10 @@ def continue_run(layout: RunLayout, run_rounds: Callable[[datetime], tuple[LoopR
     while run_lock.is_locked(layout.root):  # e.g. by `autoqec verify`; the time limit ends the wait
         time.sleep(LOCK_POLL_S)
     state = read_contract(layout.detached, DetachedRun)
-    outcome, code = run_rounds(datetime.now(UTC) if state is None else state.began)
-    if not outcome.interrupted or outcome.stop_reason == run_control.STOPPED:
+    ended = run_rounds(datetime.now(UTC) if state is None else state.began)
+    if not ended.interrupted or ended.stop_reason == run_control.STOPPED:
         layout.detached.unlink(missing_ok=True)
-    return code
+    return ended.exit_status
 
 
 def find_job(layout: RunLayout) -> tuple[str, str]:

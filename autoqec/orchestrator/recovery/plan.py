@@ -214,7 +214,7 @@ def _finish(state: RunInspection, attempt: Attempt, pointer: Pointer, tip: Branc
     if nominated is None:
         if files.nomination is None:
             return None
-        at = metrics.measurement_finished_at
+        at = metrics.measurement_finished_at or (attempt.planned and attempt.planned.at)
         nominated = Nominated(round_attempt_id=attempt.id, round=attempt.round, analyst=files.nomination, at=at)
     unverified_reason = None
     if nominated.analyst.verdict == "ignore":

@@ -11,15 +11,10 @@ from pathlib import Path
 from autoqec.errors import AutoqecError, StorageError
 
 _PROBE_BYTES = 2**20
-_STORAGE_FAILURES = (
-    "No space left",
-    "Input/output error",
-    "Disk quota exceeded",
-    "Read-only file system",
-    "File too large",
-    "Permission denied",
-    "insufficient permission",
-    "died of signal 25",  # SIGXFSZ: the limit on the size of a file
+# The last one is SIGXFSZ: the limit on the size of a file.
+_STORAGE_FAILURE = re.compile(
+    r"No space left|Input/output error|Disk quota exceeded|Read-only file system|File too large|[Pp]ermission denied"
+    r"|insufficient permission|died of signal 25"
 )
 _BRANCH_IN_THE_WAY = re.compile(r"'refs/heads/([^']+)' exists; cannot create 'refs/heads/[^']+'")
 _DAMAGED_OBJECT = re.compile(r"inflate: |unable to unpack|object file .+ is empty|hash mismatch|object .+ is corrupt")
@@ -78,7 +73,8 @@ def git_error(arguments: Sequence[str], err: str, common: Path) -> GitError | St
     if branch := _BRANCH_IN_THE_WAY.search(err):
         message = f"the branch `{branch[1]}` exists, so git cannot create branches below {branch[1]}/"
         return GitError(message, location=str(common), hint=f"git branch -m {branch[1]} {branch[1]}-old")
-    reason = next((words for words in _STORAGE_FAILURES if words in err), None) or _write_failure(common)
+    storage = _STORAGE_FAILURE.search(err)
+    reason = storage[0] if storage else _write_failure(common)
     if reason is not None:
         hint = f"check space and permissions (`df -h {common}`, `ls -ld {common}`), then start again"
         message = message if reason in message else f"{message} ({reason})"

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from autoqec.errors import StorageError
 from autoqec.system.git.errors import GitError
-from autoqec.system.process import procfs
 
 _TIMEOUT_S = 120.0
 _REFS = ("refs/heads/exp", "refs/heads/quarantine", "refs/autoqec")
@@ -84,11 +84,11 @@ def _storage_errors(path: Path) -> Iterator[None]:
 
 def _writer_record() -> bytes:
     """Where this process runs: a lock file of another host, boot, container or user is not ours to remove."""
-    try:
+    boot = pid_namespace = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         pid_namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        pid_namespace = ""
-    place = {"host": platform.node(), "boot": procfs.boot_id(), "pid_namespace": pid_namespace, "uid": os.geteuid()}
+    place = {"host": platform.node(), "boot": boot, "pid_namespace": pid_namespace, "uid": os.geteuid()}
     return (json.dumps(place) + "\n").encode()
 
 
@@ -99,27 +99,19 @@ def _remove_stale_locks(common: Path, fd: int, record: bytes) -> None:
     """
     if not os.fstat(fd).st_size or os.pread(fd, 4096, 0) != record:
         return
-    began_ns = os.fstat(fd).st_mtime_ns
-    left = {}
+    began_ns, own = os.fstat(fd).st_mtime_ns, []
     for path in (path for pattern in _LOCK_FILES for path in common.glob(pattern)):
         with suppress(FileNotFoundError):
             status = path.lstat()
-            is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-            if is_own and status.st_mtime_ns >= began_ns:
-                left[path] = status.st_dev, status.st_ino
-    in_use = _open_files() if left else set()
-    for path, file_id in left.items():
-        if file_id not in in_use:
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_mtime_ns >= began_ns:
+                own.append(path)
+    in_use = _open_files() if own else set()
+    for path in own:
+        if os.path.realpath(path) not in in_use:
             path.unlink(missing_ok=True)
 
 
-def _open_files() -> set[tuple[int, int]]:
-    """Return device and inode of the files that visible processes have open; paths differ between mount namespaces."""
-    found = set()
-    for pid in procfs.pids():
-        with suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    status = os.stat(entry.path)
-                    found.add((status.st_dev, status.st_ino))
-    return found
+def _open_files() -> set[str]:
+    """Return the files that processes of this user have open."""
+    processes = psutil.process_iter(["open_files"])
+    return {file.path for process in processes for file in process.info["open_files"] or ()}

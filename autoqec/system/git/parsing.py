@@ -31,12 +31,14 @@ class Commit:
 
 @dataclass(frozen=True)
 class TreeEntry:
-    """One file of a tree, path from its top. mode 100644 and 100755: regular, 120000: symlink, 160000: submodule."""
+    """One file of a tree, path from its top, size in bytes (of a submodule 0).
+
+    mode 100644 and 100755: regular, 120000: symbolic link, 160000: submodule.
+    """
 
     mode: str
-    kind: str
     oid: str
-    size: int | None
+    size: int
     path: str
 
     @property
@@ -50,10 +52,7 @@ class DiffEntry:
     """One path that differs between two trees. status: A, D, M or T (the kind of thing changed); no renames."""
 
     status: str
-    old_mode: str
     new_mode: str
-    old_oid: str
-    new_oid: str
     path: str
 
 
@@ -108,30 +107,16 @@ def parse_tree(data: bytes) -> list[TreeEntry]:
     entries = []
     for line in text(data).split("\0")[:-1]:
         fields, _, path = line.partition("\t")
-        mode, kind, oid, size = fields.split()
-        entries.append(TreeEntry(mode, kind, oid, int(size) if size.isdecimal() else None, path))
+        mode, _, oid, size = fields.split()
+        entries.append(TreeEntry(mode, oid, int(size) if size.isdecimal() else 0, path))
     return entries
 
 
 def parse_diff(data: bytes) -> list[DiffEntry]:
     """Parse what `diff-tree -r -z --raw --no-abbrev` prints."""
-    fields = iter(text(data).split("\0")[:-1])
-    entries = []
-    for line in fields:
-        old_mode, new_mode, old_oid, new_oid, status = line.removeprefix(":").split(" ")
-        entries.append(DiffEntry(status, old_mode, new_mode, old_oid, new_oid, next(fields)))
-    return entries
-
-
-def parse_status(data: bytes) -> list[str]:
-    """Return the paths of `status --porcelain=v1 -z`; both paths of a rename."""
-    fields = iter(text(field) for field in data.split(b"\0") if field)
-    entries = []
-    for field in fields:
-        entries.append(field[3:])
-        if field[0] in "RC":
-            entries.append(next(fields))
-    return sorted(set(entries))
+    fields = text(data).split("\0")
+    changes = ((line.split(" "), path) for line, path in zip(fields[0:-1:2], fields[1::2], strict=True))
+    return [DiffEntry(status, new_mode, path) for (_, new_mode, _, _, status), path in changes]
 
 
 def format_message(message: str, trailers: dict[str, str] | None) -> str:

@@ -18,7 +18,6 @@ from autoqec.system.git.parsing import (
     parse_commit,
     parse_diff,
     parse_objects,
-    parse_status,
     parse_tree,
     text,
 )
@@ -123,7 +122,7 @@ class GitReader:
         """Return the bytes of a regular file of a commit; None if it does not exist or is of another kind."""
         for entry in self.ls_tree(sha, path):
             if entry.path == path and entry.regular:
-                if (entry.size or 0) > max_bytes:
+                if entry.size > max_bytes:
                     raise GitError(f"{path} is larger than {max_bytes} bytes", location=sha)
                 return self._blobs([entry.oid])[0]
         return None
@@ -148,7 +147,8 @@ class GitReader:
         """Return paths that differ from HEAD or are untracked, without ignored files and insides of submodules."""
         paths = [pathspec] if isinstance(pathspec, str) else [*pathspec]
         flags = ["--porcelain=v1", "-z", "--untracked-files=all", "--ignore-submodules=all", "--no-renames"]
-        return parse_status(self._git("status", *flags, "--", *paths, worktree=worktree))
+        lines = text(self._git("status", *flags, "--", *paths, worktree=worktree)).split("\0")
+        return sorted({line[3:] for line in lines if line})
 
     def config(self, name: str) -> str | None:
         """Return the value of a key in the repository's configuration (no other is read); None if it is not set."""
@@ -157,7 +157,7 @@ class GitReader:
 
     def filter_commands(self, driver: str) -> list[str]:
         """Commands of a filter driver in the repository's own configuration; [] if it has none."""
-        commands = [self.config(f"filter.{driver}.{name}") for name in ("process", "clean", "smudge")]
+        commands = (self.config(f"filter.{driver}.{name}") for name in ("process", "clean", "smudge"))
         return [command for command in commands if command]
 
     def tracked_paths(self) -> list[str]:
@@ -190,14 +190,14 @@ class GitReader:
         is taken for one of them, since the repository was moved.
         """
         main, *linked = text(self._git("worktree", "list", "--porcelain", "-z")).split("\0\0")
-        skipped = {absolute(path) for path in except_worktrees} if any(linked) else set()  # thousands, mostly of none
+        counted = {found.path for found in self.worktrees()}  # git lists damaged records, too
+        skipped = {absolute(path) for path in except_worktrees} if counted else set()  # thousands, mostly of none
         names = {path.name for path in skipped}
+        counted -= {path for path in counted if path in skipped or (path.name in names and not path.exists())}
         branches = set()
         for record in (main, *linked):
             fields = dict(line.partition(" ")[::2] for line in record.split("\0") if line)
-            path = absolute(Path(fields.get("worktree", "")))
-            is_skipped = path in skipped or (path.name in names and not path.exists())
-            if "branch" in fields and (record is main or not is_skipped):
+            if "branch" in fields and (record is main or absolute(Path(fields["worktree"])) in counted):
                 branches.add(fields["branch"].removeprefix("refs/heads/"))
         return branches
 
@@ -214,7 +214,7 @@ class GitReader:
         for entry in entries:
             if not entry.regular:
                 raise GitError(f"{entry.path} is not a regular file (mode {entry.mode})", location=sha)
-        if sum(entry.size or 0 for entry in entries) > max_bytes:
+        if sum(entry.size for entry in entries) > max_bytes:
             raise GitError(f"{subdir} is larger than {max_bytes} bytes", location=sha)
         dest.mkdir(parents=True, exist_ok=True)
         if any(dest.iterdir()):

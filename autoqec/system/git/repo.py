@@ -145,40 +145,19 @@ class Repo(GitReader):
     def worktree_remove(self, path: Path) -> None:
         """Remove the checkout and git's record of it; harmless if either is gone. The branch stays.
 
-        A record of the same name whose place is gone counts as this checkout's: the repository was moved.
+        A record of the same name whose place is gone counts as this checkout's: the repository was moved. So does a
+        record without a place, which a killed `worktree add` leaves; git does not list it.
         """
         path = absolute(path)
         with repository_lock(self.common) as lock:
-            for found in self.worktrees():
-                if found.path == path or (found.path.name == path.name and not found.path.exists()):
-                    _rmtree(path)
-                    self._remove_record(found.path, lock)
-
-    def worktree_prune(
-        self, under: Path | None = None, *, prefixes: Sequence[str] = ("exp-", "quarantine-")
-    ) -> list[Path]:
-        """Remove records of worktrees below `under` (default: `.worktrees`) whose directory is gone.
-
-        Also records that a killed `worktree add` left without a path, recognised by the prefix of their name.
-        """
-        under = absolute(under or self.root / ".worktrees")
-        removed = []
-        with repository_lock(self.common) as lock:
-            paths_by_admin = {entry.admin: entry.path for entry in self.worktrees()}
+            recorded = {found.admin: found.path for found in self.worktrees()}
             for admin in sorted(self.common.glob("worktrees/*")):
-                path = paths_by_admin.get(admin)
-                if path is None and admin.name.startswith(tuple(prefixes)):
-                    _rmtree(admin)  # git does not list it, so that no command of git removes it
-                elif path is not None and path.is_relative_to(under) and not path.exists():
-                    self._remove_record(path, lock)
-                else:
-                    continue
-                removed.append(admin)
-        return removed
-
-    def _remove_record(self, path: Path, lock: int) -> None:
-        """Remove git's record of a worktree without a directory, also of a locked one."""
-        self._git("worktree", "remove", "--force", "--force", "--", str(path), lock=lock)
+                place = recorded.get(admin)
+                if place is None and admin.name.startswith(path.name):
+                    _rmtree(admin)
+                elif place is not None and (place == path or (place.name == path.name and not place.exists())):
+                    _rmtree(path)
+                    self._git("worktree", "remove", "--force", "--force", "--", str(place), lock=lock)
 
     def uncommitted_patch(self, worktree: Path) -> bytes:
         """Return what a worktree holds beyond HEAD as a binary patch, new files included; b"" for nothing."""

@@ -1,53 +1,45 @@
-"""Information about processes from /proc; empty results on systems without it."""
+"""The tree of a process and what it uses; what psutil does not tell is read from /proc."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
+
+Answer = TypeVar("Answer")
 PROC = Path("/proc")
-
-
-def parents() -> dict[int, int]:
-    """Return pid -> parent's pid of every visible process."""
-    found = {}
-    for pid in pids():
-        fields = stat_fields(pid)
-        if fields:
-            found[pid] = int(fields[1])
-    return found
-
-
-def pids() -> list[int]:
-    """Return the ids of the visible processes."""
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-
-
-def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat after the command's name (state first); [] for a process that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
-    except (OSError, ValueError):
-        return []
 
 
 def process_tree(root: int) -> list[int]:
     """Return `root` and all of its descendants."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents().items():
-        children.setdefault(parent, []).append(pid)
-    found, queue = [], [root]
-    while queue:
-        pid = queue.pop()
-        found.append(pid)
-        queue += children.get(pid, [])
-    return found
+    with suppress(psutil.Error):
+        return [root, *(process.pid for process in psutil.Process(root).children(recursive=True))]
+    return [root]
+
+
+def cpu_seconds(processes: list[int]) -> float:
+    """Return the CPU time of the processes and of their children that have ended."""
+    return sum(_ask(processes, lambda process: sum(process.cpu_times()[:4])))
+
+
+def is_active(processes: list[int]) -> bool:
+    """Return whether any of the processes runs, or waits for a disk."""
+    states = _ask(processes, lambda process: process.status())
+    return psutil.STATUS_RUNNING in states or psutil.STATUS_DISK_SLEEP in states
+
+
+def _ask(processes: list[int], question: Callable[[psutil.Process], Answer]) -> list[Answer]:
+    """Return the answers of the processes that still exist."""
+    answers = []
+    for pid in processes:
+        with suppress(psutil.Error):
+            answers.append(question(psutil.Process(pid)))
+    return answers
 
 
 def rss_bytes(processes: list[int]) -> int:
@@ -115,26 +107,3 @@ def _removed_mappings(pid: int, below: str) -> dict[int, int]:
             start, end = (int(address, 16) for address in span.split("-"))
             found[int(inode)] = found.get(int(inode), 0) + end - start
     return found
-
-
-def start_time(pid: int) -> int | None:
-    """Return the clock ticks after boot at which the process started; with the pid it identifies the process."""
-    fields = stat_fields(pid)
-    return int(fields[19]) if len(fields) > 19 and fields[0] != "Z" else None
-
-
-@cache
-def boot_id() -> str:
-    """Return the kernel's id of this boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def environ(pid: int) -> list[bytes]:
-    """Return the NAME=value entries that the process was started with; [] if they cannot be read."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []

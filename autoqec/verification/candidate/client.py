@@ -100,8 +100,7 @@ class CandidateClient:
     def usage(self) -> ProcessUsage:
         """Read CPU time and anonymous memory of the process tree; zeros after it has ended."""
         pids = procfs.process_tree(self._process.pid)
-        ticks = sum(int(value) for pid in pids for value in procfs.stat_fields(pid)[11:15])  # [cu|cs|u|s]time
-        return ProcessUsage(ticks / os.sysconf("SC_CLK_TCK"), procfs.anonymous_bytes(pids))
+        return ProcessUsage(procfs.cpu_seconds(pids), procfs.anonymous_bytes(pids))
 
     def usage_of_branch_code(self) -> ProcessUsage:
         """Read the resources used since the import of the editable modules began."""
@@ -118,8 +117,7 @@ class CandidateClient:
         return self.usage_of_branch_code().memory_bytes
 
     def _running(self) -> bool:
-        states = (procfs.stat_fields(pid)[:1] for pid in procfs.process_tree(self._process.pid))
-        return any(state in (["R"], ["D"]) for state in states)
+        return procfs.is_active(procfs.process_tree(self._process.pid))
 
     def send(self, detection_events: np.ndarray) -> None:
         """Request the log-odds of packed detection events, uint8 [n, ceil(n_detectors / 8)]."""

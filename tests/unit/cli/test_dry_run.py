@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.orchestrator.run import start_run
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from tests.conftest import Workspace
 from tests.support.clusters import fake_slurm
 from tests.support.shown import check_error
+from tests.support.starts import start_run
 
 
 @pytest.fixture
@@ -97,9 +97,10 @@ def test_resume_of_a_held_run_is_rejected(workspace: Workspace, run: RunLayout) 
     check_error(shown.err, "the run is held by process", hint=True)
 
 
-def test_jobs_of_rounds_are_shown_with_their_time_limits(workspace: Workspace, tmp_path: Path) -> None:
+def test_jobs_of_rounds_are_shown(workspace: Workspace, tmp_path: Path) -> None:
     cluster = fake_slurm(tmp_path / "fake")
     words = ("run", "env.yaml", "--profile", "smoke", "--dry-run", "--json", "--executor", "slurm")
-    alone = workspace.autoqec(*words, **cluster.env)
-    assert "job       time=17, cpus=1, mem=5000M; one per round\n" in alone.err
-    assert alone.objects[-1]["slurm"] == {"time": "17", "cpus": "1", "mem": "5000M"}
+    shown = workspace.autoqec(*words, **cluster.env)
+    assert "job       time=17, cpus=1, mem=5000M; one per round\n" in shown.err
+    assert shown.objects[-1]["slurm"] == {"time": "17", "cpus": "1", "mem": "5000M"}
+    assert shown.objects[-1]["detached"] is None and shown.objects[-1]["container"] is None

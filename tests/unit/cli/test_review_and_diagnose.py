@@ -35,7 +35,7 @@ def run(workspace: Workspace) -> RunLayout:
     for number in (1, 2):
         place = layout.round(number)
         atomic.make_dir(place.dir)
-        metrics = RoundMetrics(status="compile_error", status_reason=reason)
+        metrics = RoundMetrics(status="compile_error", status_reason=reason, failure_cause="cost limit")
         atomic.write_json(place.metrics, metrics.dump())
         atomic.write_text(place.config, files.dump_config(WIDE))
         row = rounds.row(number, **metrics.dump() | {"verify_verdict": None, "dsl_config": WIDE,

@@ -30,7 +30,3 @@ def test_change_that_can_change_results_pauses() -> None:
 
 def test_change_elsewhere_is_noted() -> None:
     assert "cannot change results" in str(code_change(info(package_sha256=OTHER)))
-
-
-def test_run_of_an_earlier_version_resumes_with_a_note() -> None:
-    assert "earlier version" in str(code_change(info(code_sha256=OTHER, package_sha256=None)))

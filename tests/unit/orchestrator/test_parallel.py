@@ -19,14 +19,15 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.views import IdeatorView
 from autoqec.orchestrator import loop as loop_module
-from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.executors import Executor, NotStartedError, ParallelExecutor, SerialExecutor
-from autoqec.orchestrator.loop import Roles, Run, run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.plan import plan_recovery
+from autoqec.orchestrator.run import Roles, Run
 from autoqec.store.run_state import fold
 from tests.crash import canned
 from tests.crash.starts import ENV
+from tests.support.starts import start_run
 
 COUNT, PATIENCE_S = 4, 30
 TIMES = ("started_at", "finished_at", "proposal_wallclock_s", "setup_wallclock_s")
@@ -162,8 +163,8 @@ def test_waiting_round_is_quarantined_on_a_stop_request(tmp_path: Path, monkeypa
     monkeypatch.setattr(loop_module, "ParallelExecutor", runner.parallel)
     make_workspace(tmp_path, ENV)
     roles = Roles(proposing([]), analyst=canned.analyse)
-    with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles) as run:
-        outcome = run_rounds(run, COUNT, runner.listen, parallel=2)
+    with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles, parallel=2) as run:
+        outcome = run_rounds(run, COUNT, runner.listen)
         assert outcome.interrupted and sorted(runner.measured) == [1, 2]
         ends = [(row.round, row.status) for row in run.memory.history.rows()]
         assert ends == [(1, "ok"), (2, "ok"), (3, "orphaned_branch")]
@@ -201,14 +202,15 @@ def test_waiting_round_is_quarantined_when_the_time_limit_is_reached(
         assert waiting.wait(PATIENCE_S)
         return canned.run_round(config, on_event=on_event)
 
-    monkeypatch.setattr(loop_module, "Clock", lambda: clock)
     monkeypatch.setattr(
         loop_module, "ParallelExecutor", lambda slots, stop_reason, gpus: ParallelExecutor(slots, measure, stop_reason)
     )
     make_workspace(tmp_path, ENV)
     roles = Roles(proposing([]), analyst=canned.analyse)
-    with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles) as run:
-        outcome = run_rounds(run, COUNT, listen, parallel=2, budget=Budget(hours=1))
+    chosen = {"parallel": 2, "budget": {"hours": 1.0}}
+    with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles, **chosen) as run:
+        run.clock = clock
+        outcome = run_rounds(run, COUNT, listen)
     assert sorted(measured) == [1, 2] and outcome.stop_reason == "2.00 of 1 hours"
     assert [row.status for row in outcome.rows] == ["ok", "ok", "orphaned_branch"]
     assert "2.00 of 1 hours" in str(outcome.rows[-1].status_reason)

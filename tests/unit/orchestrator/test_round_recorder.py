@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta, timezone
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import AttemptLine, HistoryRow
 from autoqec.orchestrator.round_recorder import aborted_row, build_row, deleted_row, verified_row
-from autoqec.store.run_state import Attempt, AttemptState, apply_lines
+from autoqec.store.run_state import Attempt, fold_attempts
 from tests.support import rounds
 
 
 def attempts_of(lines: list[AttemptLine]) -> Mapping[str, Attempt]:
-    return apply_lines(AttemptState(), lines).attempts
+    return fold_attempts(lines).attempts
 
 
 ATTEMPT = attempts_of([rounds.begun(1), rounds.planned(1), rounds.nominated(1), rounds.charged(1)])["attempt-1"]

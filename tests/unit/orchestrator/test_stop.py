@@ -17,13 +17,15 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
-from autoqec.launch import options as run_options
-from autoqec.launch.session import run_session
 from autoqec.orchestrator import loop as loop_module
 from autoqec.orchestrator.executors import ParallelExecutor, SerialExecutor
 from autoqec.orchestrator.hold import hold_run
-from autoqec.orchestrator.loop import LoopResult, Roles, resume_run, run_rounds, start_run
-from autoqec.orchestrator.run import RunContext, search
+from autoqec.orchestrator.loop import LoopResult, run_rounds
+from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Roles, Run
+from autoqec.orchestrator.run_checks import check
+from autoqec.orchestrator.run_options import request_run
+from autoqec.orchestrator.session import run_session
 from autoqec.store import run_control
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
@@ -31,6 +33,7 @@ from tests.conftest import Workspace
 from tests.crash import canned
 from tests.crash.starts import ENV
 from tests.support.shown import check_error
+from tests.support.starts import resume_run, start_run
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +63,9 @@ def stopped_in_round(
     )
     make_workspace(workspace, ENV)
     roles = Roles(propose, analyst=canned.analyse)
-    with start_run(workspace / "env.yaml", workspace, "smoke", 1, "tpe", roles=roles) as run:
+    with start_run(workspace / "env.yaml", workspace, "smoke", 1, "tpe", roles=roles, parallel=parallel) as run:
         layout = run.layout
-        return layout, run_rounds(run, 5, ignore, parallel=parallel)
+        return layout, run_rounds(run, 5, ignore)
 
 
 def test_round_in_progress_is_finished_and_no_other_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +86,7 @@ def test_next_start_withdraws_the_request(tmp_path: Path, monkeypatch: pytest.Mo
     layout, _ = stopped_in_round(tmp_path, monkeypatch, 1, 1)
     assert run_control.stop_requested(layout)
     monkeypatch.chdir(tmp_path)
-    chosen = run_options.complete_options({"rounds": 2, "executor": "local"}, resume=layout.run_id)
-    options = run_options.parse_run_options(None, {"rounds"}, **chosen)
-    outcome = run_session(options, ignore).outcome
+    outcome = run_session(check(request_run(None, {"rounds": 2}, layout.run_id)), ignore).outcome
     assert not run_control.stop_requested(layout) and outcome.stop_reason == "2 of 2 rounds"
 
 
@@ -95,7 +96,7 @@ def test_request_during_a_start_is_kept(workspace: Workspace) -> None:
         layout = run.layout
     run_control.request_stop(layout)
 
-    def roles(context: RunContext) -> Roles:
+    def roles(run: Run) -> Roles:
         assert not run_control.stop_requested(layout), "this start replaces the earlier request"
         run_control.request_stop(layout)
         return Roles(search("tpe"))

@@ -35,7 +35,9 @@ ONE, TWO = "1" * 64, "2" * 64
 
 
 def charged(attempt_id: str, number: int, artifact: str, index: int) -> AlphaSpent:
-    return AlphaSpent(round_attempt_id=attempt_id, round=number, artifact_sha256=artifact, attempt_index=index)
+    return AlphaSpent(
+        round_attempt_id=attempt_id, round=number, artifact_sha256=artifact, attempt_index=index, at=rounds.AT
+    )
 
 
 # Round 5 came first; a user verified round 2 later, with the same weights.

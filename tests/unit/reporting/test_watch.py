@@ -85,7 +85,7 @@ def test_owner_of_another_boot_or_dead_owner_does_not_count(tmp_path: Path) -> N
     with run_lock.lock_run(layout.root):
         assert WatchScreen(layout, console()).poll()
         note = json.loads((layout.root / run_lock.OWNER_FILE).read_bytes())
-    for change in ({"boot_id": "another"}, {"pid": 2**22 + 1}, {"start_time": 1}, {"pid": None}, {"pid": os.getpid()}):
+    for change in ({"pid": 2**22 + 1}, {"start_time": 1}, {"pid": None}, {"pid": os.getpid()}):
         (layout.root / run_lock.OWNER_FILE).write_text(json.dumps(note | change), encoding="utf-8")
         assert WatchScreen(layout, console()).poll() is (change == {"pid": os.getpid()})
 

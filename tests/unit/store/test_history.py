@@ -6,17 +6,19 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from autoqec.contracts.history import AlphaSpent, Begun, HistoryRow, RunInfo
 from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
-from autoqec.store import atomic
+from autoqec.store import atomic, jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 
 SHA = "a" * 64
+AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def make(tmp_path: Path) -> History:
@@ -36,6 +38,16 @@ def row(number: int, **values: object) -> HistoryRow:
         "round_attempt_id": f"id-{number}",
     }
     return HistoryRow.model_validate(base | values)
+
+
+def begun(number: int) -> Begun:
+    return Begun(round_attempt_id=f"id-{number}", round=number, at=AT)
+
+
+def registered(number: int) -> AlphaSpent:
+    return AlphaSpent(
+        round_attempt_id=f"id-{number}", round=number, artifact_sha256="a" * 64, attempt_index=number, at=AT
+    )
 
 
 def info() -> RunInfo:
@@ -58,11 +70,11 @@ def info() -> RunInfo:
 def test_appended_rows_are_read_back(tmp_path: Path) -> None:
     history = make(tmp_path)
     assert history.rows() == [] and history.attempts() == []
-    history.append_attempt(Begun(round_attempt_id="id-1", round=1))
+    history.append_attempt(begun(1))
     history.append_row(row(1))
     history.append_row(row(2))
     assert [found.round for found in history.rows()] == [1, 2]
-    assert history.attempts() == [Begun(round_attempt_id="id-1", round=1)]
+    assert history.attempts() == [begun(1)]
     assert set(history.state().rounds) == {"id-1", "id-2"}
 
 
@@ -85,24 +97,32 @@ def test_attempt_has_one_row_besides_follow_ups(tmp_path: Path) -> None:
 
 def test_torn_last_line_is_left_out_and_unknown_keys_are_kept(tmp_path: Path) -> None:
     history = make(tmp_path)
-    later = row(1).dump() | {"of_a_later_version": [1]}
-    history.layout.history.write_text(json.dumps(later) + "\n" + '{"round": 2')
+    jsonl.append(history.layout.history, row(1).dump() | {"of_a_later_version": [1]}, chained=True)
+    jsonl.append(history.layout.attempts, begun(1).dump() | {"more": 1}, chained=True)
+    for path in (history.layout.history, history.layout.attempts):
+        path.write_bytes(path.read_bytes() + b'{"ki')
     (found,) = history.rows()
-    assert found.model_extra == {"of_a_later_version": [1]}
-    history.layout.attempts.write_text('{"kind":"begun","round_attempt_id":"a","round":1,"more":1}\n{"ki')
-    assert len(history.attempts()) == 1
+    assert found.model_extra == {"of_a_later_version": [1]} and len(history.attempts()) == 1
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"round": 0}', '{"kind": "unheard of"}'])
-def test_damaged_line_pauses_the_run_and_names_the_line(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("damage", [{"round": 0}, {"kind": "unheard of"}])
+def test_damaged_line_pauses_the_run_and_names_the_line(tmp_path: Path, damage: dict[str, object]) -> None:
     history = make(tmp_path)
-    good = json.dumps(row(1).dump())
-    history.layout.history.write_text(f"{good}\n{line}\n{good}\n")
+    for value in (row(1).dump(), damage):
+        jsonl.append(history.layout.history, value, chained=True)
+    jsonl.append(history.layout.attempts, damage, chained=True)
     with pytest.raises(ManualInterventionRequired, match=r"history\.jsonl:2"):
         history.rows()
-    history.layout.attempts.write_text(f"{line}\n{line}\n")
     with pytest.raises(ManualInterventionRequired, match=r"attempts\.jsonl:1"):
         history.attempts()
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}"])
+def test_line_that_is_not_a_chained_object_pauses_the_run(tmp_path: Path, line: str) -> None:
+    history = make(tmp_path)
+    history.layout.history.write_text(f"{line}\n")
+    with pytest.raises(ManualInterventionRequired, match=r"history\.jsonl:1"):
+        history.rows()
 
 
 def test_run_info_is_written_once(tmp_path: Path) -> None:
@@ -208,46 +228,33 @@ def test_broken_chain_names_file_and_line(history: History, damage: str) -> None
 
 def test_attempt_lines_are_chained_too(history: History) -> None:
     for number in (1, 2, 3):
-        history.append_attempt(Begun(round_attempt_id=f"id-{number}", round=number))
+        history.append_attempt(begun(number))
     lines = stored(history.layout.attempts)
     history.layout.attempts.write_bytes(lines[0] + lines[2])
     with pytest.raises(ManualInterventionRequired, match="hash chain is broken"):
         History(history.layout).attempts()
 
 
-def test_file_of_an_earlier_version_loads_and_is_chained_from_then_on(history: History) -> None:
-    history.layout.history.write_text("".join(json.dumps(row(n).dump()) + "\n" for n in (1, 2)), encoding="utf-8")
-    assert len(history.rows()) == 2
-    history.append_row(row(3))
-    lines = stored(history.layout.history)
-    assert json.loads(lines[2])["prev_sha256"] == hashlib.sha256(lines[1][:-1]).hexdigest()
-    assert len(History(history.layout).rows()) == 3
-    history.layout.history.write_bytes(lines[0] + lines[2])
-    with pytest.raises(ManualInterventionRequired, match="hash chain is broken"):
-        History(history.layout).rows()
-
-
 @pytest.mark.parametrize("end", ["cut", "replaced", "empty", "missing"])
 def test_row_shows_that_the_end_of_the_attempts_is_gone(history: History, end: str) -> None:
     """Lines of rounds without a row of their own; the chain of what is left is intact."""
-    begun = [Begun(round_attempt_id=f"id-{number}", round=number) for number in (1, 2, 3, 4)]
     history.append_row(row(1))
-    history.append_attempt(begun[0])
-    history.append_attempt(begun[1])
+    history.append_attempt(begun(1))
+    history.append_attempt(begun(2))
     history.append_row(row(2))
-    history.append_attempt(begun[2])
+    history.append_attempt(begun(3))
     with history.layout.attempts.open("ab") as stream:
         stream.write(b'{"torn')
     history.append_rows([row(3), row(4)])
     assert history.row_without_its_attempts() is None
-    history.append_attempt(begun[3])
+    history.append_attempt(begun(4))
     assert history.row_without_its_attempts() is None
     path, lines = history.layout.attempts, stored(history.layout.attempts)
     path.write_bytes(b"" if end == "empty" else b"".join(lines[:2]))
     if end == "missing":
         path.unlink()
     if end == "replaced":
-        history.append_attempt(begun[3])
+        history.append_attempt(begun(4))
     assert len(History(history.layout).attempts()) == {"cut": 2, "replaced": 3}.get(end, 0)
     assert history.row_without_its_attempts() == (3 if end in ("cut", "replaced") else 2)
     assert History(history.layout).rows()[0] == row(1), "the hash is no field of the row"
@@ -256,17 +263,17 @@ def test_row_shows_that_the_end_of_the_attempts_is_gone(history: History, end: s
 @pytest.mark.parametrize("end", ["cut", "replaced", "missing"])
 def test_loss_of_a_registered_test_before_its_row_is_noticed(history: History, end: str) -> None:
     """Its place in the run's stream of tests would be given a second time."""
-    test = AlphaSpent(round_attempt_id="id-1", round=1, artifact_sha256="a" * 64, attempt_index=1)
-    history.append_attempt(Begun(round_attempt_id="id-1", round=1))
+    test = registered(1)
+    history.append_attempt(begun(1))
     assert not history.lost_registered_test()
     path, whole = history.layout.attempts, history.layout.attempts.read_bytes()
     history.register_test(test)
     assert not history.lost_registered_test()
-    history.append_attempt(Begun(round_attempt_id="id-2", round=2))
+    history.append_attempt(begun(2))
     assert not history.lost_registered_test(), "a later line of another kind"
     path.write_bytes(whole)
     if end == "replaced":
-        history.append_attempt(Begun(round_attempt_id="id-2", round=2))
+        history.append_attempt(begun(2))
     if end == "missing":
         path.unlink()
     assert history.lost_registered_test()
@@ -278,7 +285,7 @@ def test_loss_of_a_registered_test_before_its_row_is_noticed(history: History, e
 @pytest.mark.parametrize("content", ["", "a" * 63, "no hash\n", f"{'a' * 64}\n{'b' * 64}\n"])
 def test_damaged_name_of_a_registered_test_is_named(history: History, content: str) -> None:
     """Not the file of the tests, which is whole."""
-    history.register_test(AlphaSpent(round_attempt_id="id-1", round=1, artifact_sha256="a" * 64, attempt_index=1))
+    history.register_test(registered(1))
     history.layout.attempts_head.write_text(content)
     with pytest.raises(ManualInterventionRequired, match="not the hash of a line") as raised:
         history.lost_registered_test()
@@ -291,27 +298,3 @@ def test_unreadable_name_of_a_registered_test_is_an_error(history: History, put:
     with pytest.raises(StorageError, match="could not be read") as raised:
         history.lost_registered_test()
     assert raised.value.location == str(history.layout.attempts_head)
-
-
-def test_rows_of_an_earlier_version_name_no_attempts(history: History) -> None:
-    history.append_attempt(Begun(round_attempt_id="id-1", round=1))
-    history.layout.history.write_text(json.dumps(row(1).dump()) + "\n", encoding="utf-8")
-    history.append_row(row(2))
-    assert history.row_without_its_attempts() is None
-    history.layout.attempts.unlink()
-    assert history.row_without_its_attempts() == 2
-
-
-def test_chain_continues_after_a_torn_line(history: History) -> None:
-    history.append_row(row(1))
-    with history.layout.history.open("ab") as stream:
-        stream.write(b'{"round": 2, "torn')
-    history.append_row(row(2))
-    assert [found.round for found in History(history.layout).rows()] == [1, 2]
-
-
-def test_chain_is_checked_across_calls(history: History) -> None:
-    reader = History(history.layout)
-    for number in (1, 2, 3):
-        reader.append_row(row(number))
-        assert len(history.rows()) == number

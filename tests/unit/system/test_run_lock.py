@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -11,12 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 
 from autoqec.errors import StorageError, UsageError
 from autoqec.system import run_lock
-from autoqec.system.process import procfs
 
 HOLD = """
 import sys, time
@@ -43,8 +46,8 @@ def test_owner_file_names_process_and_epoch(tmp_path: Path) -> None:
         with run_lock.lock_run(tmp_path) as held:
             note = json.loads((tmp_path / "owner.json").read_text())
             assert (held.epoch, note["epoch"], note["pid"]) == (epoch, epoch, os.getpid())
-            assert note["boot_id"] == procfs.boot_id() and note["start_time"] == procfs.start_time(os.getpid())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["owner.json"]
+            assert run_lock.owner_exists(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["owner.json", "owner.lock"]
 
 
 def test_second_owner_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
@@ -119,7 +122,7 @@ def test_unusable_run_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="hint: .*df -h"), run_lock.lock_run(tmp_path):
         pass
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["owner.lock"]
 
 
 HOLD_ON_ANOTHER_HOST = """
@@ -132,37 +135,21 @@ time.sleep(600)
 
 
 def mount_as(monkeypatch: pytest.MonkeyPatch, kind: str, *options: str) -> None:
-    monkeypatch.setattr(run_lock, "_file_system", lambda path: (kind, options))
+    mount = SimpleNamespace(mountpoint="/", fstype=kind, opts=",".join(options))
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])
 
 
-@pytest.mark.parametrize(
-    ("line", "path", "kind"),
-    [
-        ("server:/a /home nfs4 rw 0 0", "/home/run", "nfs4"),
-        ("server:/a /home nfs4 rw 0 0", "/homes/run", "ext4"),
-        (" /home nfs4 rw 0 0", "/home/run", "nfs4"),  # no source
-        ("server:/a\\040b /mnt/my\\040files nfs4 rw 0 0", "/mnt/my files/run", "nfs4"),
-        ("server:/a /mnt/donn\u00e9es nfs4 rw 0 0", "/mnt/donn\u00e9es/run", "nfs4"),
-        ("server:/a /mnt/\udcff nfs4 rw 0 0", "/mnt/\udcff/run", "nfs4"),  # not UTF-8
-        ("server:/a /mnt/\udcff nfs4 rw 0 0", "/home/run", "ext4"),
-    ],
-)
-def test_file_system_of_a_path_is_found_whatever_the_names(
-    line: str, path: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_bytes(os.fsencode(f"/dev/sda1 / ext4 rw 0 0\n{line}\n"))
-    monkeypatch.setattr(run_lock, "_MOUNTS", mounts)
-    assert run_lock._file_system(Path(path)) == (kind, ("rw",))
+def test_file_system_is_that_of_the_innermost_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = [("/", "ext4"), (str(tmp_path), "nfs"), (str(tmp_path), "nfs4"), (str(tmp_path / "run2"), "9p")]
+    found = [SimpleNamespace(mountpoint=place, fstype=kind, opts="rw,nolock") for place, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: found)
+    (tmp_path / "run").mkdir()
+    with run_lock.lock_run(tmp_path / "run") as held:
+        assert held.warning is not None and "lies on nfs4 with the option nolock" in held.warning
 
 
 def test_owner_on_another_host_is_seen_through_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS keeps the lock on a directory to its client and passes that of a file on to the server."""
     mount_as(monkeypatch, "nfs4", "rw", "vers=4.2", "local_lock=none")
-    with run_lock.lock_run(tmp_path):
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["owner.json", "owner.lock"]
-        assert run_lock.is_locked(tmp_path)
-    assert not run_lock.is_locked(tmp_path)
     command = [sys.executable, "-c", HOLD_ON_ANOTHER_HOST, str(tmp_path / "owner.lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         try:
@@ -174,7 +161,7 @@ def test_owner_on_another_host_is_seen_through_a_file(tmp_path: Path, monkeypatc
         finally:
             other.kill()
     with run_lock.lock_run(tmp_path) as held:
-        assert held.epoch == 2 and held.warning is None
+        assert held.epoch == 1 and held.warning is None
 
 
 @pytest.mark.parametrize(
@@ -199,16 +186,16 @@ def test_lock_that_may_not_reach_other_hosts_is_warned_about(
 
 def test_file_system_without_locks_of_files_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount_as(monkeypatch, "nfs4", "rw")
-    lock = run_lock.lock_descriptor
 
-    def lock_directory(fd: int, *, blocking: bool) -> bool:
-        if not os.path.isdir(f"/proc/self/fd/{fd}"):
-            raise OSError(37, "No locks available")
-        return lock(fd, blocking=blocking)
+    def refuse(*_: Any) -> None:
+        raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(run_lock, "lock_descriptor", lock_directory)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with run_lock.lock_run(tmp_path) as held:
         assert held.warning is not None and "lies on nfs4: locks may not reach" in held.warning
+    mount_as(monkeypatch, "ext4", "rw")
+    with pytest.raises(StorageError, match="No locks available"), run_lock.lock_run(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("epoch", ["x", 1e400, -1, None, [1]])

@@ -21,11 +21,11 @@ from autoqec.runner.training import TrainingBudget, phases, train
 from autoqec.store.layout import RoundLayout
 from autoqec.verification import guards, job, shot_cache, verifier
 from autoqec.verification import report as report_files
-from autoqec.verification.assemble import MISCOVERAGE, member_results
+from autoqec.verification.assemble import member_results
 from autoqec.verification.compare import report_differences
 from autoqec.verification.decision import claim
 from autoqec.verification.member_draws import member_draws
-from autoqec.verification.session import Evidence
+from autoqec.verification.session import MISCOVERAGE, Evidence
 from tests.support import verification
 from tests.support.envs import surface_family
 

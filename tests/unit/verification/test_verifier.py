@@ -30,13 +30,12 @@ from autoqec.system.process import child, procfs
 from autoqec.system.sandbox import SandboxBackend
 from autoqec.verification import candidate_process, report, verifier
 from autoqec.verification.artifact import FrozenArtifact
-from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, same_edges
 from autoqec.verification.compare import _nearly_equal, report_differences
 from autoqec.verification.guard_shots import derangement
 from autoqec.verification.request import ReplayResult
 from autoqec.verification.sequential import Monitor
-from autoqec.verification.session import ModelInfo, read_model_info
+from autoqec.verification.session import ModelInfo, read_model_info, simultaneous_effect
 from autoqec.verification.shot_stream import CHUNK, ShotStream
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
 from tests.support import verification as support

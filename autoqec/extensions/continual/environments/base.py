@@ -22,24 +22,6 @@ class StepResult(Contract):
     done: bool
 
 
-class Feedback(Contract):
-    """Feedback on an action.
-
-    Attributes:
-        correct: Whether the action solves the task.
-        target: The expected answer.
-        message: Short explanation.
-        extra: Figures of the task, such as the letters of a multiple-choice question or the loss of a design.
-        score: Partial credit in [0, 1]; None: 1 if correct, else 0.
-    """
-
-    correct: bool
-    target: str
-    message: str
-    extra: dict[str, Any] | None = None
-    score: float | None = None
-
-
 Step = tuple[str | None, dict[str, Any], bool, dict[str, Any]]
 
 

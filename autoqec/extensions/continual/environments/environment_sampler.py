@@ -5,35 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from autoqec.extensions.continual.environments.multi import BatchEnv
 from autoqec.runner.agents import Agent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
 from autoqec.runner.samplers import Sampler
 from autoqec.runner.samples import TrajInfos
-
-
-class SteppedEnvironment(Protocol):
-    """One environment: an episode runs from `reset` to `done`. `DesignEnv` of autoqec.extensions.continual is one."""
-
-    state: Any
-
-    @property
-    def done(self) -> bool:
-        """Whether the episode has ended."""
-
-    def reset(self) -> Any:
-        """Start an episode and return its initial state."""
-
-    def step(self, action: int, stepper: Any, raw_action: Any = None) -> Any:
-        """Apply one action through the stepper."""
-
-    def clone(self) -> Any:
-        """Return a copy that later steps of the original do not change."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +119,7 @@ class EnvironmentSampler(Sampler):
 
     def __init__(
         self,
-        envs: Sequence[SteppedEnvironment],
+        envs: Sequence[BatchEnv],
         interface: EnvironmentInterface,
         steps: int,
         seed: int = 0,
@@ -193,11 +175,11 @@ class EnvironmentSampler(Sampler):
             episodes.append(episode)
         return _statistics(episodes)
 
-    def _observe(self, envs: Sequence[SteppedEnvironment]) -> tuple[Tensor, Tensor]:
+    def _observe(self, envs: Sequence[BatchEnv]) -> tuple[Tensor, Tensor]:
         observations = torch.stack([self.interface.observe(env.state) for env in envs])
         return observations, torch.tensor([list(self.interface.valid_actions(env.state)) for env in envs])
 
-    def _step(self, env: SteppedEnvironment, action: int) -> tuple[float, bool, bool]:
+    def _step(self, env: BatchEnv, action: int) -> tuple[float, bool, bool]:
         """Return reward, done, and whether the episode failed."""
         env.step(action, self.interface.stepper)
         if not env.done:
@@ -256,11 +238,3 @@ class EpisodeReinforce(GradientAlgo):
 def _statistics(episodes: Sequence[_Episode]) -> TrajInfos:
     names = _Episode(1.0).statistics
     return {name: np.array([episode.statistics[name] for episode in episodes]) for name in names}
-
-
-def policy_network(n_inputs: int, n_actions: int, hidden: int = 64) -> nn.Module:
-    """Return a small network for `CategoricalAgent` whose initial policy is uniform over valid actions."""
-    last = nn.Linear(hidden, n_actions)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
-    return nn.Sequential(nn.Linear(n_inputs, hidden), nn.Tanh(), last)

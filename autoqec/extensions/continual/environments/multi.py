@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from autoqec.errors import UsageError
 from autoqec.extensions.continual.environments.rendering import RenderMode, render_batch, top_k
@@ -30,18 +30,33 @@ if TYPE_CHECKING:
     import torch
 
 
-class Rankable(Protocol):
-    """An environment that can be kept."""
+Routine = Callable[[Any], tuple[float, dict[str, Any]]]
+
+
+class BatchEnv(Protocol):
+    """One environment of a batch. Routine and observer read its `state`, which has a `last_task_info`."""
+
+    state: Any
 
     @property
     def signature(self) -> str:
-        """Identifier of the structure: environments with equal signatures are the same design."""
+        """Identifier of the structure: equal signatures are the same design."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode has ended."""
+
+    def reset(self) -> Any:
+        """Start an episode and return its initial state."""
+
+    def step(self, action: Any, stepper: Any, raw_action: Any = None) -> Any:
+        """Apply one action through the stepper."""
 
     def clone(self) -> Any:
         """Return a copy that later steps of the original do not change."""
 
-
-E = TypeVar("E", bound=Rankable)
+    def render(self, mode: Mapping[str, Any]) -> Any:
+        """Return a matplotlib figure of the state."""
 
 
 class HallOfFame:
@@ -54,8 +69,8 @@ class HallOfFame:
         self._ranked: list[tuple[float, int, str, Any]] = []  # sorted by (loss, arrival)
         self._arrivals = 0
 
-    def add(self, env: Rankable, loss: float) -> bool:
-        """Keep a copy if the loss is among the best.
+    def add(self, env: Any, loss: float) -> bool:
+        """Keep a copy of an object with `signature` and `clone` if its loss is among the best.
 
         Returns:
             False if it is not, if the same design is kept with a loss as small, or if the loss is not finite.
@@ -76,7 +91,7 @@ class HallOfFame:
         bisect.insort(self._ranked, (float(loss), self._arrivals, signature, env.clone()))
         return True
 
-    def add_all(self, envs: Iterable[Rankable], losses: Iterable[float]) -> None:
+    def add_all(self, envs: Iterable[Any], losses: Iterable[float]) -> None:
         """Add several environments with their losses."""
         for env, loss in zip(envs, losses, strict=True):
             self.add(env, loss)
@@ -101,31 +116,6 @@ class HallOfFame:
         return len(self._ranked)
 
 
-Routine = Callable[[Any], tuple[float, dict[str, Any]]]
-
-
-class BatchEnv(Protocol):
-    """One environment of a batch. Routine and observer read its `state`, which has a `last_task_info`."""
-
-    state: Any
-
-    @property
-    def signature(self) -> str:
-        """Identifier of the structure: equal signatures are the same design."""
-
-    def reset(self) -> Any:
-        """Start an episode and return its initial state."""
-
-    def step(self, action: Any, stepper: Any, raw_action: Any = None) -> Any:
-        """Apply one action through the stepper."""
-
-    def clone(self) -> Any:
-        """Return a copy that later steps of the original do not change."""
-
-    def render(self, mode: Mapping[str, Any]) -> Any:
-        """Return a matplotlib figure of the state."""
-
-
 class MetricLogger(Protocol):
     """Receives metrics and figures, as the loggers of training libraries do."""
 
@@ -137,20 +127,6 @@ class MetricLogger(Protocol):
 
     def log_image(self, name: str, image: bytes, step: int | None = None) -> None:
         """Log a PNG image."""
-
-
-class Observer(Protocol):
-    """Maps a state to an observation."""
-
-    def observe(self, state: Any) -> Any:
-        """Return the observation of a state."""
-
-
-class Tensorizer(Protocol):
-    """Maps an observation to a tensor."""
-
-    def tensorize(self, observation: Any) -> torch.Tensor:
-        """Return the observation as a tensor of fixed shape."""
 
 
 class AbstractMultiEnvironments(ABC):
@@ -248,7 +224,7 @@ class AbstractMultiEnvironments(ABC):
         self._log("Timing: Step", time.monotonic() - start)
         return outputs
 
-    def observe(self, observer: Observer, tensorizer: Tensorizer) -> torch.Tensor:
+    def observe(self, observer: Any, tensorizer: Any) -> torch.Tensor:
         """Return all observations as one float tensor [N, …]; [0] for an empty batch."""
         import torch
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
@@ -145,8 +145,10 @@ Config = TypeVar("Config", bound=MemoryModuleConfig)
 class MemoryModule(ABC, Generic[Config]):
     """Storage of one agent. While it is frozen, threads may read it concurrently."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    config_type: ClassVar[type[MemoryModuleConfig]]
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config: Config = config or cast(Config, self.config_type())
         self._frozen = 0
 
     def update(self, entry: Entry) -> None:
@@ -164,13 +166,13 @@ class MemoryModule(ABC, Generic[Config]):
     @abstractmethod
     def _update(self, entry: Entry) -> None: ...
 
-    @abstractmethod
     def recall(self) -> Sequence[Entry]:
         """Return a copy of the entries that a prompt is built from, oldest first."""
+        return self.entries()
 
     @abstractmethod
     def entries(self) -> Sequence[Entry]:
-        """Return all stored entries in the order in which updates rebuild the memory."""
+        """Return a copy of all stored entries, in the order in which updates rebuild the memory."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -194,6 +196,34 @@ class MemoryModule(ABC, Generic[Config]):
     def save(self, path: Path | str) -> None:
         """Write the snapshot atomically."""
         atomic.write_text(path, self.snapshot())
+
+
+class ListMemory(MemoryModule[Config]):
+    """Memory that stores entries of one type and drops the oldest beyond its limit; None: it has no limit."""
+
+    entry_type: ClassVar[type[Entry]] = Entry
+    limit_field: ClassVar[str] = "max_length"
+
+    def __init__(self, config: Config | None = None) -> None:
+        super().__init__(config)
+        self._stored: list[Any] = []
+
+    def _update(self, entry: Entry) -> None:
+        if not isinstance(entry, self.entry_type):
+            message = f"stores {self.entry_type.__name__}, not {entry.type!r} entries"
+            raise ContractError(message, location=self.config.type)
+        self._stored.append(entry)
+        limit = getattr(self.config, self.limit_field)
+        if limit is not None:
+            del self._stored[:-limit]
+
+    def entries(self) -> list[Any]:
+        """Return all entries, oldest first."""
+        return list(self._stored)
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        self._stored.clear()
 
 
 class SnapshotHeader(Contract):

@@ -18,6 +18,7 @@ from autoqec.extensions.continual.memory.base import (
     CheatsheetEntry,
     Entry,
     ExperienceEntry,
+    ListMemory,
     MemoryModule,
     MemoryModuleConfig,
     discriminator,
@@ -81,29 +82,15 @@ class HistoryListConfig(MemoryModuleConfig):
     max_length: int | None = Field(default=100, ge=1, description="null: unbounded")
 
 
-class HistoryList(MemoryModule[HistoryListConfig]):
-    """Append-only memory that drops the oldest entries beyond `max_length`."""
+class HistoryList(ListMemory[HistoryListConfig]):
+    """The most recent entries of any type, in order."""
 
-    def __init__(self, config: HistoryListConfig | None = None) -> None:
-        super().__init__(config or HistoryListConfig())
-        self.history_list: list[Entry] = []
+    config_type = HistoryListConfig
 
-    def _update(self, entry: Entry) -> None:
-        self.history_list.append(entry)
-        if self.config.max_length is not None:
-            del self.history_list[: -self.config.max_length]
-
-    def recall(self) -> list[Entry]:
-        """Return all entries, oldest first."""
-        return list(self.history_list)
-
-    def entries(self) -> list[Entry]:
-        """Return all entries, oldest first."""
-        return list(self.history_list)
-
-    def clear(self) -> None:
-        """Forget all entries."""
-        self.history_list.clear()
+    @property
+    def history_list(self) -> list[Entry]:
+        """The stored entries, oldest first."""
+        return self._stored
 
 
 class ExperienceDBConfig(MemoryModuleConfig):
@@ -113,40 +100,30 @@ class ExperienceDBConfig(MemoryModuleConfig):
     max_length: int | None = Field(default=None, ge=1, description="null: unbounded; otherwise the oldest are dropped")
 
 
-class ExperienceDBMemory(MemoryModule[ExperienceDBConfig]):
-    """Memory of (obs, action, feedback, metadata); accepts experience entries only."""
+class ExperienceDBMemory(ListMemory[ExperienceDBConfig]):
+    """Memory of (obs, action, feedback, metadata), which retrieves steps by similarity of the observation."""
+
+    config_type, entry_type = ExperienceDBConfig, ExperienceEntry
 
     def __init__(self, config: ExperienceDBConfig | None = None) -> None:
-        super().__init__(config or ExperienceDBConfig())
-        self._experiences: list[ExperienceEntry] = []
+        super().__init__(config)
         self._index = RetrievalService()
 
     def _update(self, entry: Entry) -> None:
-        if not isinstance(entry, ExperienceEntry):
-            raise ContractError(f"stores experiences, not {entry.type!r} entries", location="experience_db")
-        self._experiences.append(entry)
-        limit = self.config.max_length
-        if limit is not None and len(self._experiences) > limit:
-            del self._experiences[:-limit]
-            self._index.build_index(experience.obs for experience in self._experiences)
+        full = len(self._stored) == self.config.max_length
+        super()._update(entry)
+        if full:
+            self._index.build_index(experience.obs for experience in self._stored)
         else:
-            self._index.add(entry.obs)
+            self._index.add(self._stored[-1].obs)
 
     def search(self, query: str, k: int) -> list[ExperienceEntry]:
         """Return the k experiences whose observation is most similar to `query`, best first, ties by age."""
-        return [self._experiences[index] for index in self._index.query_top_k(query, k)]
-
-    def recall(self) -> list[ExperienceEntry]:
-        """Return all experiences, oldest first."""
-        return list(self._experiences)
-
-    def entries(self) -> list[ExperienceEntry]:
-        """Return all experiences, oldest first."""
-        return list(self._experiences)
+        return [self._stored[index] for index in self._index.query_top_k(query, k)]
 
     def clear(self) -> None:
         """Forget all experiences and rebuild the index."""
-        self._experiences.clear()
+        super().clear()
         self._index.build_index(())
 
 
@@ -160,23 +137,14 @@ class CheatsheetConfig(MemoryModuleConfig):
     )
 
 
-class CheatsheetMemory(MemoryModule[CheatsheetConfig]):
-    """Memory whose current text is the last version."""
+class CheatsheetMemory(ListMemory[CheatsheetConfig]):
+    """One evolving text with its versions; the current text is the last one."""
 
-    def __init__(self, config: CheatsheetConfig | None = None) -> None:
-        super().__init__(config or CheatsheetConfig())
-        self._versions: list[CheatsheetEntry] = []
-
-    def _update(self, entry: Entry) -> None:
-        if not isinstance(entry, CheatsheetEntry):
-            raise ContractError(f"stores a cheatsheet, not {entry.type!r} entries", location="cheatsheet")
-        self._versions.append(entry)
-        if self.config.versions is not None:
-            del self._versions[: -self.config.versions]
+    config_type, entry_type, limit_field = CheatsheetConfig, CheatsheetEntry, "versions"
 
     def get_cheatsheet(self) -> str:
         """Return the current text; empty if there is none."""
-        return self._versions[-1].content if self._versions else ""
+        return self._stored[-1].content if self._stored else ""
 
     def set_cheatsheet(self, text: str) -> None:
         """Store a new version, subject to `make_version`."""
@@ -198,19 +166,11 @@ class CheatsheetMemory(MemoryModule[CheatsheetConfig]):
 
     def versions(self) -> list[str]:
         """Return the stored texts, oldest first."""
-        return [version.content for version in self._versions]
+        return [version.content for version in self._stored]
 
     def recall(self) -> list[CheatsheetEntry]:
         """Return the current version, if any."""
-        return self._versions[-1:]
-
-    def entries(self) -> list[CheatsheetEntry]:
-        """Return all stored versions, oldest first."""
-        return list(self._versions)
-
-    def clear(self) -> None:
-        """Forget all versions."""
-        self._versions.clear()
+        return self._stored[-1:]
 
 
 class Add(Contract):
@@ -303,8 +263,10 @@ class HybridConfig(MemoryModuleConfig):
 class HybridMemory(MemoryModule[HybridConfig]):
     """Memory that routes each entry to the part for its type; all other types go to the notes."""
 
+    config_type = HybridConfig
+
     def __init__(self, config: HybridConfig | None = None) -> None:
-        super().__init__(config or HybridConfig())
+        super().__init__(config)
         self.cheatsheet = CheatsheetMemory(self.config.cheatsheet)
         self.experiences = ExperienceDBMemory(self.config.experience_db)
         self.notes = HistoryList(self.config.notes)
@@ -345,11 +307,11 @@ class HybridMemory(MemoryModule[HybridConfig]):
 
 Memory = MemoryModule[Any]
 
-MODULES: dict[str, tuple[type[MemoryModuleConfig], type[Memory]]] = {
-    "history_list": (HistoryListConfig, HistoryList),
-    "cheatsheet": (CheatsheetConfig, CheatsheetMemory),
-    "experience_db": (ExperienceDBConfig, ExperienceDBMemory),
-    "hybrid": (HybridConfig, HybridMemory),
+MODULES: dict[str, type[Memory]] = {
+    "history_list": HistoryList,
+    "cheatsheet": CheatsheetMemory,
+    "experience_db": ExperienceDBMemory,
+    "hybrid": HybridMemory,
 }
 
 
@@ -369,7 +331,7 @@ def parse_memory_config(
         raise UsageError(problem, location=location, hint=f"one of {', '.join(MODULES)}")
     rest = {key: value for key, value in data.items() if key not in ("_type", "type")}
     try:
-        return MODULES[kind][0].model_validate({**rest, "_type": kind})
+        return MODULES[kind].config_type.model_validate({**rest, "_type": kind})
     except ValidationError as error:
         raise UsageError(first_validation_error(error), location=location) from error
 
@@ -383,7 +345,7 @@ def build_memory(config: Mapping[str, Any] | MemoryModuleConfig) -> Memory:
     parsed = parse_memory_config(config)
     if parsed.type not in MODULES:
         raise UsageError(f"unknown memory type {parsed.type!r}", location="memory", hint=f"one of {', '.join(MODULES)}")
-    return MODULES[parsed.type][1](parsed)
+    return MODULES[parsed.type](parsed)
 
 
 memory_factory = build_memory  # both names are public

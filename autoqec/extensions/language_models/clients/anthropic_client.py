@@ -14,7 +14,8 @@ from autoqec.extensions.language_models.clients.base import Request, estimate_to
 from autoqec.extensions.language_models.clients.errors import LlmAuthError, LlmError
 from autoqec.extensions.language_models.clients.provider import FORM_ERRORS, Answer, ProviderLM
 from autoqec.extensions.language_models.clients.transport import call_attempts
-from autoqec.extensions.language_models.clients.usage import Usage, token_count
+from autoqec.extensions.language_models.clients.usage import token_count
+from autoqec.store.model_calls import Usage
 
 # Longer answers take minutes; an idle connection does not live that long, a stream does.
 STREAM_ABOVE = 21_000

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from autoqec.contracts.base import Contract, canonical_json, first_validation_error, sha256_json
 from autoqec.extensions.language_models.clients import prices
 from autoqec.extensions.language_models.clients.errors import LlmBadAnswerError, LlmError
-from autoqec.extensions.language_models.clients.usage import Usage
+from autoqec.store.model_calls import Usage
 
 # Thinking counts into max_tokens, so a small cap cuts answers off before they begin.
 MIN_MAX_TOKENS = 8192

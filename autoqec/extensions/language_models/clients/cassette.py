@@ -34,8 +34,8 @@ from autoqec.extensions.language_models.clients.errors import (
     LlmUnavailableError,
 )
 from autoqec.extensions.language_models.clients.ledger import Ledger, current_booking
-from autoqec.extensions.language_models.clients.usage import Usage
 from autoqec.store import jsonl
+from autoqec.store.model_calls import Usage
 
 Mode = Literal["record", "replay"]
 

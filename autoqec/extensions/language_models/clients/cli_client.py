@@ -41,7 +41,8 @@ from autoqec.extensions.language_models.clients.errors import (
     LlmTruncatedError,
     LlmUnavailableError,
 )
-from autoqec.extensions.language_models.clients.usage import Usage, call_cost, token_count
+from autoqec.extensions.language_models.clients.usage import call_cost, token_count
+from autoqec.store.model_calls import Usage
 from autoqec.system.process import child
 
 Program = Literal["claude", "codex"]

@@ -19,7 +19,7 @@ from autoqec.extensions.language_models.clients.base import Effort, LanguageMode
 from autoqec.extensions.language_models.clients.cassette import CassetteFile, RecordingLM, ReplayLM
 from autoqec.extensions.language_models.clients.ledger import Ledger, MeteredLM
 from autoqec.extensions.language_models.clients.prices import Price, cost_usd, price_list, set_price
-from autoqec.extensions.language_models.clients.usage import Usage
+from autoqec.store.model_calls import Usage
 
 if TYPE_CHECKING:
     from autoqec.extensions.language_models.clients.provider import ProviderLM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoqec.errors import AutoqecError
 from autoqec.extensions.language_models.clients.environment import encodable, redact
-from autoqec.extensions.language_models.clients.usage import Usage
+from autoqec.store.model_calls import Usage
 
 NO_KEY_HINT = (
     "set it; a local endpoint needs no key: name it by `base_url`, or that of a role by AUTOQEC_<ROLE>_BASE_URL"

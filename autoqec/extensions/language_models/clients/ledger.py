@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from autoqec.extensions.language_models.clients.base import (
     estimate_tokens,
 )
 from autoqec.extensions.language_models.clients.errors import BudgetExceededError, LlmError
-from autoqec.extensions.language_models.clients.usage import Usage
 from autoqec.store import jsonl
+from autoqec.store.model_calls import ModelCalls
 
 _current_attempt_id: ContextVar[str | None] = ContextVar("round_attempt_id", default=None)
 _current_call_id: ContextVar[str | None] = ContextVar("call_id", default=None)
@@ -44,45 +44,7 @@ class CostBound:
         return CostBound(self.tokens * count, None if self.usd is None else self.usd * count)
 
 
-@dataclass
-class UsageTotals:
-    """Sums over settled calls. `cost_usd` is None once one cost is unknown; `known_usd` sums the others."""
-
-    calls: int = 0
-    failed: int = 0
-    usage: Usage = field(default_factory=Usage)
-    known_usd: float = 0.0
-    unknown_cost_calls: int = 0
-
-    @property
-    def cost_usd(self) -> float | None:
-        """Cost in dollars; None if the cost of a call is unknown."""
-        return None if self.unknown_cost_calls else self.known_usd
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Add one settled call."""
-        self.calls += 1
-        self.failed += line["outcome"] != "ok"
-        if line["usage"] is None:
-            return
-        self.usage += Usage.read(line["usage"], location="ledger")
-        if line["cost_usd"] is None:
-            self.unknown_cost_calls += 1
-        else:
-            self.known_usd += line["cost_usd"]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the sums as JSON values."""
-        return {
-            "calls": self.calls,
-            "failed": self.failed,
-            **self.usage.dump(),
-            "cost_usd": self.cost_usd,
-            "unknown_cost_calls": self.unknown_cost_calls,
-        }
-
-
-class Ledger:
+class Ledger(ModelCalls):
     """Two durable lines per call: `asked` with its upper bounds before it is sent, `spent` with what it cost.
 
     A call that was not settled (the process died, or the answer was lost) counts against the budget with its upper
@@ -92,15 +54,10 @@ class Ledger:
     def __init__(
         self, path: Path | None = None, *, max_usd: float | None = None, max_tokens: int | None = None
     ) -> None:
-        self.path, self.max_usd, self.max_tokens = path, max_usd, max_tokens
-        self.totals = UsageTotals()
-        self.by_role: dict[str, UsageTotals] = {}
-        self.by_attempt: dict[str, UsageTotals] = {}
-        self._pending: dict[str, tuple[dict[str, Any], CostBound]] = {}
+        self.max_usd, self.max_tokens = max_usd, max_tokens
         self._lost_bounds: list[CostBound] = []
         self._lock = threading.Lock()
-        for line in jsonl.read(path) if path else []:
-            self._apply(line)
+        super().__init__(path)
 
     @property
     def has_limit(self) -> bool:
@@ -110,7 +67,7 @@ class Ledger:
     @property
     def unsettled(self) -> CostBound:
         """Upper bounds of calls whose cost is not known (yet)."""
-        pending = [bound for _, bound in self._pending.values()] + self._lost_bounds
+        pending = [_bound(asked) for asked in self.pending.values()] + self._lost_bounds
         return CostBound(sum(bound.tokens for bound in pending), sum(bound.usd or 0.0 for bound in pending))
 
     @contextmanager
@@ -145,7 +102,7 @@ class Ledger:
     @property
     def pending_calls(self) -> frozenset[str]:
         """Ids of calls that were booked and not settled."""
-        return frozenset(self._pending)
+        return frozenset(self.pending)
 
     def settle(self, call_id: str, outcome: str, result: Response | LlmError) -> None:
         """Book what the call cost. `outcome` is `ok` or the error's name."""
@@ -190,19 +147,17 @@ class Ledger:
     def _write(self, line: dict[str, Any]) -> None:
         if self.path:
             jsonl.append(self.path, line)
-        self._apply(line)
+        self.apply(line)
 
-    def _apply(self, line: dict[str, Any]) -> None:
-        if line["kind"] == "asked":
-            self._pending[line["id"]] = (line, CostBound(line["worst_tokens"], line["worst_usd"]))
-            return
-        reservation, bound = self._pending.pop(line["id"])
-        if line["lost_attempts"]:
-            self._lost_bounds.append(bound.times(line["lost_attempts"]))
-        self.totals.add(line)
-        self.by_role.setdefault(reservation["role"], UsageTotals()).add(line)
-        if reservation["round_attempt_id"]:
-            self.by_attempt.setdefault(reservation["round_attempt_id"], UsageTotals()).add(line)
+    def apply(self, line: dict[str, Any]) -> None:
+        """Add one line of the file, and the bounds of attempts whose answer was lost."""
+        if line["kind"] == "spent" and line["lost_attempts"]:
+            self._lost_bounds.append(_bound(self.pending[line["id"]]).times(line["lost_attempts"]))
+        super().apply(line)
+
+
+def _bound(asked: dict[str, Any]) -> CostBound:
+    return CostBound(asked["worst_tokens"], asked["worst_usd"])
 
 
 class MeteredLM(WrappedLM):

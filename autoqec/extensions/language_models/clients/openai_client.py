@@ -10,7 +10,8 @@ import openai
 
 from autoqec.extensions.language_models.clients.base import Effort, Message, Request, strict_schema
 from autoqec.extensions.language_models.clients.provider import Answer, ProviderLM
-from autoqec.extensions.language_models.clients.usage import Usage, token_count
+from autoqec.extensions.language_models.clients.usage import token_count
+from autoqec.store.model_calls import Usage
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

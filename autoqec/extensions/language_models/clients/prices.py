@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError
 
 from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.errors import UsageError
-from autoqec.extensions.language_models.clients.usage import Usage
 from autoqec.store.files import load_yaml
+from autoqec.store.model_calls import Usage
 
 MAX_PRICE = 100_000.0  # dollars per million tokens; beyond it, a price is a slip
 

@@ -38,7 +38,7 @@ from autoqec.extensions.language_models.clients.errors import (
     rejected_request,
 )
 from autoqec.extensions.language_models.clients.transport import AttemptClient, call_attempts
-from autoqec.extensions.language_models.clients.usage import Usage
+from autoqec.store.model_calls import Usage
 
 LOGGER = logging.getLogger("autoqec.extensions.language_models.clients")
 PERMANENT_STATUSES = (400, 402, 404, 413, 422)

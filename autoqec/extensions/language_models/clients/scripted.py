@@ -26,8 +26,8 @@ from autoqec.extensions.language_models.clients.base import (
     with_parsed_output,
 )
 from autoqec.extensions.language_models.clients.errors import LlmBadAnswerError, LlmError
-from autoqec.extensions.language_models.clients.usage import Usage
 from autoqec.store import jsonl
+from autoqec.store.model_calls import Usage
 
 PREFIX = "scripted:"
 

@@ -1,40 +1,13 @@
-"""Token usage of language-model calls; reported figures are brought into the range that can be true."""
+"""Reported tokens and costs of language-model calls, brought into the range that can be true."""
 
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
-
-from pydantic import Field
-
-from autoqec.contracts.base import Contract
+from typing import Any
 
 _LOGGER = logging.getLogger("autoqec.extensions.language_models.clients")
 MAX_TOKENS = 100_000_000  # of one call
 MAX_USD = 10_000.0  # of one call
-Count = Annotated[int, Field(ge=0)]
-
-
-class Usage(Contract):
-    """Tokens of one call or of several: the four counters that the provider bills."""
-
-    input_tokens: Count = 0
-    output_tokens: Count = 0
-    cache_creation_input_tokens: Count = 0
-    cache_read_input_tokens: Count = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in type(self).model_fields})
-
-    @property
-    def prompt_tokens(self) -> int:
-        """All input tokens, cached or not."""
-        return self.input_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
-
-    @property
-    def total(self) -> int:
-        """All tokens, input and output."""
-        return self.prompt_tokens + self.output_tokens
 
 
 def token_count(value: Any, name: str) -> int:

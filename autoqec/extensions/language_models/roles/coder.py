@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from autoqec.contracts.dsl import PredecoderDSL
-from autoqec.contracts.env import Constraints
-from autoqec.contracts.events import OnEvent
+from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.messages import CoderResponse, FileEdit
-from autoqec.contracts.round import Trial
 from autoqec.contracts.views import CoderView
 from autoqec.errors import ContractError
 from autoqec.extensions.language_models.clients.base import LanguageModel, Message, Request
@@ -20,15 +17,12 @@ from autoqec.extensions.language_models.contracts import CoderAnswer
 from autoqec.extensions.language_models.roles import prompts
 from autoqec.extensions.language_models.roles.data_blocks import data_block, sanitize
 from autoqec.extensions.language_models.roles.role import OnTurn, Role, validated
+from autoqec.extensions.language_models.roles.tools import ResearchTools
 from autoqec.ideators import coder
-from autoqec.ideators.proposal_checks import PredictCost, check_cost, require_build
+from autoqec.ideators.proposal_checks import check_cost, require_build
 
 MAX_SOURCE_CHARS = 60_000  # of source code shown to the Coder
 MAX_REPAIRS = 2
-
-Modules = Mapping[str, str]
-CheckBuild = Callable[[CoderView, dict[str, Any], Modules], Trial]
-FindDuplicate = Callable[[dict[str, Any], Modules], int | None]
 
 
 class LlmCoder(Role):
@@ -38,12 +32,9 @@ class LlmCoder(Role):
 
     Args:
         lm: The language model.
+        tools: What the run lets it try out; None: no run. If code may change, config and code are built in the sandbox,
+            and an answer that fails is sent back with the traceback, at most `MAX_REPAIRS` times.
         on_event: Receives every event.
-        predict_cost: Cost of a config; checked if code may not change.
-        constraints: The env's limits that the cost must keep.
-        check_build: Builds config and code in the sandbox and takes a training step; if code may change, an answer that
-            fails is sent back with the traceback, at most `MAX_REPAIRS` times.
-        find_duplicate: Returns the round that had this config and this code.
         on_turn: Receives every turn of the conversation.
     """
 
@@ -52,17 +43,13 @@ class LlmCoder(Role):
     def __init__(
         self,
         lm: LanguageModel,
+        tools: ResearchTools | None = None,
         *,
-        on_event: OnEvent | None = None,
-        predict_cost: PredictCost | None = None,
-        constraints: Constraints | None = None,
-        check_build: CheckBuild | None = None,
-        find_duplicate: FindDuplicate | None = None,
+        on_event: OnEvent = ignore,
         on_turn: OnTurn | None = None,
     ) -> None:
         super().__init__(lm, on_event=on_event, on_turn=on_turn)
-        self._predict_cost, self._constraints = predict_cost, constraints
-        self._check_build, self._find_duplicate = check_build, find_duplicate
+        self._tools = tools
 
     def __call__(self, view: CoderView) -> CoderResponse | None:
         """Write config and edits; None without a usable answer."""
@@ -104,10 +91,11 @@ class LlmCoder(Role):
         paths = [edit.path for edit in answer.edits]
         if len(set(paths)) != len(paths):
             raise ContractError("a file is edited twice", location="edits")
-        if self._predict_cost is not None and not view.modules:
-            check_cost(PredecoderDSL.model_validate(default_response.dsl_config), self._predict_cost, self._constraints)
-        if _is_built(view):
-            self._check_code(view, default_response.dsl_config, answer.edits)
+        if self._tools is not None and not view.modules:
+            dsl = PredecoderDSL.model_validate(default_response.dsl_config)
+            check_cost(dsl, self._tools.predict_cost, self._tools.constraints)
+        if self._tools is not None and _is_built(view):
+            _check_code(self._tools, view, default_response.dsl_config, answer.edits)
         return validated(
             CoderResponse,
             dsl_config=default_response.dsl_config,
@@ -115,15 +103,15 @@ class LlmCoder(Role):
             commit_message=sanitize(answer.commit_message, 400),
         )
 
-    def _check_code(self, view: CoderView, config: dict[str, Any], edits: tuple[FileEdit, ...]) -> None:
-        """Raise ContractError if config and code were measured before, or BuildFailedError if they do not build."""
-        modules = {**view.modules, **{edit.path: edit.text for edit in edits}}
-        duplicate = None if self._find_duplicate is None else self._find_duplicate(config, modules)
-        if duplicate is not None:
-            message = f"config and code are those of round {duplicate}; make the change of code that the task asks for"
-            raise ContractError(message, location="edits")
-        if self._check_build is not None:
-            require_build(self._check_build(view, config, modules))
+
+def _check_code(tools: ResearchTools, view: CoderView, config: dict[str, Any], edits: tuple[FileEdit, ...]) -> None:
+    """Raise ContractError if config and code were measured before, or BuildFailedError if they do not build."""
+    modules = {**view.modules, **{edit.path: edit.text for edit in edits}}
+    duplicate = tools.find_duplicate(config, modules)
+    if duplicate is not None:
+        message = f"config and code are those of round {duplicate}; make the change of code that the task asks for"
+        raise ContractError(message, location="edits")
+    require_build(tools.check(view, config, modules))
 
 
 def _is_built(view: CoderView) -> bool:

@@ -17,7 +17,7 @@ from autoqec.contracts.views import RoundRow
 from autoqec.errors import ContractError
 from autoqec.extensions.language_models.contracts import Citation, Lesson
 from autoqec.extensions.language_models.roles.data_blocks import data_block, fitted_block, sanitize
-from autoqec.extensions.language_models.roles.view_budget import FAILURES_CHARS, LESSONS_CHARS
+from autoqec.extensions.language_models.roles.view_text import FAILURES_CHARS, LESSONS_CHARS
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.store import jsonl
 from autoqec.store.jsonl import read_contracts

@@ -19,7 +19,7 @@ from autoqec.extensions.language_models.clients.errors import (
     LlmTruncatedError,
 )
 from autoqec.extensions.language_models.roles.data_blocks import data_block, sanitize
-from autoqec.extensions.language_models.roles.view_tools import ViewTools
+from autoqec.extensions.language_models.roles.tools import IdeatorTools
 from autoqec.ideators.proposal_checks import BuildFailedError
 
 OnTurn = Callable[[dict[str, Any]], None]
@@ -43,12 +43,11 @@ class Role:
 
     name = "agent"
 
-    def __init__(self, lm: LanguageModel, *, on_event: OnEvent | None = None, on_turn: OnTurn | None = None) -> None:
-        self.lm, self._on_turn = lm, on_turn
-        self._on_event = ignore if on_event is None else on_event
+    def __init__(self, lm: LanguageModel, *, on_event: OnEvent = ignore, on_turn: OnTurn | None = None) -> None:
+        self.lm, self._on_event, self._on_turn = lm, on_event, on_turn
 
     def _request_with_retry(
-        self, request: Request, check: Callable[[Any], T], tools: ViewTools | None = None, *, retries: int = 1
+        self, request: Request, check: Callable[[Any], T], tools: IdeatorTools | None = None, *, retries: int = 1
     ) -> T | None:
         """Return `check(parsed answer)`, after retries that show the model its rejected answers and the errors.
 
@@ -79,7 +78,7 @@ class Role:
                 return None
         return None
 
-    def _run_tool_loop(self, request: Request, tools: ViewTools | None) -> Response:
+    def _run_tool_loop(self, request: Request, tools: IdeatorTools | None) -> Response:
         """Call the model and answer its tool calls until it gives an answer."""
         for turn in range(MAX_TOOL_TURNS + 1):
             response = self._call(request)

@@ -17,10 +17,22 @@ from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
 from autoqec.extensions.language_models.roles import prompts
 from autoqec.extensions.language_models.roles.data_blocks import data_block, fit_lines, fitted_block, sanitize
-from autoqec.extensions.language_models.roles.view_budget import LEFT_CHARS, MACHINE_CHARS, NOTES_CHARS
 from autoqec.ideators import space
 from autoqec.ideators.search_state import ABORTED_STATUSES
 from autoqec.store.train_log import LossCurve
+
+# Budget of the view in characters. The parts of the context keep their length from round to round, so that a provider's
+# cache serves them; what the other parts leave goes to the code.
+MAX_VIEW_CHARS = 30_000
+CONTEXT_CHARS = 21_900  # notes from earlier runs and the record of the rounds, which gets what the notes leave
+NOTES_CHARS = 2_500
+TURN_CHARS = 4_300  # changes of code, failed ideas and the present state
+STATE_CHARS = 2_200
+FAILURES_CHARS = 600
+ASIDE_CHARS = MAX_VIEW_CHARS - CONTEXT_CHARS - TURN_CHARS  # lessons, the machine and what is left of the budget
+LESSONS_CHARS = 3_000
+MACHINE_CHARS = 400
+LEFT_CHARS = 400
 
 _SHOWN_OF_PROFILE = {"name", "train_shots", "finetune_shots", "train_gflops", "val_shots"}
 

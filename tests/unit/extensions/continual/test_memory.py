@@ -43,9 +43,9 @@ def note(text: str) -> Entry:
 
 
 def test_memory_type_follows_its_config():
-    for kind, (config, module) in MODULES.items():
+    for kind, module in MODULES.items():
         memory = build_memory({"_type": kind})
-        assert type(memory) is module and isinstance(memory.config, config)
+        assert type(memory) is module and isinstance(memory.config, module.config_type)
         assert memory.config.dump()["_type"] == kind
         entry = CheatsheetEntry(content="x") if kind == "cheatsheet" else experience("x")
         memory.update(entry)
@@ -107,9 +107,9 @@ def test_type_is_read_under_both_names():
 def test_factory_builds_every_kind_and_refuses_others():
     assert memory_factory is build_memory
     assert set(MODULES) == {"history_list", "cheatsheet", "experience_db", "hybrid"}
-    for kind, (config, module) in MODULES.items():
+    for kind, module in MODULES.items():
         built = build_memory({"_type": kind})
-        assert type(built) is module and type(built.config) is config and built.entries() == []
+        assert type(built) is module and type(built.config) is module.config_type and built.entries() == []
     with pytest.raises(UsageError, match="unknown memory type"):
         build_memory(MemoryModuleConfig(type="other"))
     with pytest.raises(UsageError, match="no `_type`"):

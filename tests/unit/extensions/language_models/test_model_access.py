@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-
 from autoqec.contracts.settings import ModelSettings, RunSettings
+
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models import model_access
 from tests.support.clusters import Cluster, fake_slurm

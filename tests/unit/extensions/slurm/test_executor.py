@@ -16,12 +16,14 @@ from autoqec.contracts.job import JobOrder
 from autoqec.extensions.slurm import executor, job, jobs, submission
 from autoqec.extensions.slurm.executor import SlurmExecutor
 from autoqec.extensions.slurm.jobs import Polling
-from autoqec.orchestrator.loop import Roles, Run, resume_run, run_rounds, start_run
+from autoqec.orchestrator.loop import run_rounds
+from autoqec.orchestrator.run import Roles, Run
 from autoqec.store.round_files import read_contract
 from tests.crash import canned, driver
 from tests.crash.starts import ENV
 from tests.support import job_worker
 from tests.support.clusters import Cluster
+from tests.support.starts import resume_run, start_run
 
 PATIENCE_S = 300
 

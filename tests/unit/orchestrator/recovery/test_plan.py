@@ -15,7 +15,7 @@ from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.orchestrator.recovery.state import BranchTip, OpenRound, RecoveryAction, RunInspection
 from autoqec.qec.stats import NO_PAIRS
 from autoqec.store.layout import RunLayout, quarantine_branch_of
-from autoqec.store.run_state import AttemptState, apply_lines
+from autoqec.store.run_state import fold_attempts
 from tests.support import rounds
 from tests.support.rounds import branch, sha
 
@@ -23,7 +23,7 @@ LAYOUT = RunLayout(Path("/workspace"), rounds.RUN_ID)
 
 
 def state(*lines: Any, **more: Any) -> RunInspection:
-    base = RunInspection(LAYOUT, rounds.info(), apply_lines(AttemptState(), lines).attempts, (), {}, views_stale=False)
+    base = RunInspection(LAYOUT, rounds.info(), fold_attempts(lines).attempts, (), {}, views_stale=False)
     return replace(base, **more)
 
 

@@ -109,7 +109,7 @@ def test_lock_of_another_user_is_kept(repo: Repo) -> None:
 def test_failed_call_does_not_mark_its_writer_as_dead(repo: Repo) -> None:
     with pytest.raises(GitError):
         repo.update_refs([RefUpdate("refs/heads/main", None, "1" * 40)])
-    repo.worktree_prune()
+    repo.repair()
     assert (repo.common / "autoqec.lock").read_bytes() == b""
 
 
@@ -142,7 +142,7 @@ def test_git_process_that_survives_its_parent_keeps_the_lock(repo: Repo) -> None
             pass
     finally:
         os.kill(survivor, signal.SIGKILL)
-    repo.worktree_prune()
+    repo.repair()
 
 
 def test_threads_exclude_each_other(repo: Repo) -> None:

@@ -179,18 +179,19 @@ def test_branch_in_use_is_refused_and_nothing_is_left(repo: Repo) -> None:
     assert len(repo.worktrees()) == 1
 
 
-def test_prune_removes_only_worktrees_of_runs(repo: Repo, tmp_path: Path) -> None:
-    worktree, _ = grow(repo, 1, base="x")
+def test_removal_takes_records_without_a_place_and_leaves_those_of_others(repo: Repo, tmp_path: Path) -> None:
+    worktree, _ = grow(repo, base="x")
     git(repo.root, "worktree", "add", "-q", str(tmp_path / "users"))
-    (repo.common / "worktrees" / "exp-r-09").mkdir()
-    (repo.common / "worktrees" / "users-half").mkdir()
-    (repo.common / "worktrees" / "exp-r-08").mkdir()
-    (repo.common / "worktrees" / "exp-r-08" / "gitdir").write_text(f"{worktree.parent}/ex")  # torn by a power cut
+    records = repo.common / "worktrees"
+    for name, place in (("exp-r-011", None), ("exp-r-09", None), ("exp-r-012", f"{worktree.parent}/ex")):
+        (records / name).mkdir()  # torn by a kill or a power cut
+        (records / name / "locked").write_text("initializing")
+        if place:
+            (records / name / "gitdir").write_text(place)
     for path in (worktree, tmp_path / "users"):
         subprocess.run(["rm", "-r", str(path)], check=True)
-    removed = {path.name for path in repo.worktree_prune()}
-    assert removed == {"exp-r-01", "exp-r-08", "exp-r-09"}
-    assert (repo.common / "worktrees" / "users").is_dir()
+    repo.worktree_remove(worktree)
+    assert {path.name for path in records.iterdir()} == {"users", "exp-r-09"}
 
 
 def test_changed_git_file_of_a_worktree_is_not_followed(repo: Repo, tmp_path: Path) -> None:

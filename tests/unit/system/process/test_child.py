@@ -11,6 +11,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autoqec.errors import RunInterruptedError, StorageError, UsageError
@@ -25,7 +26,7 @@ def run(code: str, directory: Path, limits: Limits | None = None, **more: object
 
 
 def has_ended(pid: int) -> bool:
-    return procfs.start_time(pid) is None
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def wait_for(condition: object, seconds: float = 20) -> bool:

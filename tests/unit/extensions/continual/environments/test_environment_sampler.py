@@ -29,8 +29,8 @@ from autoqec.extensions.continual.environments.environment_sampler import (
     EnvironmentInterface,
     EnvironmentSampler,
     EpisodeReinforce,
-    policy_network,
 )
+from autoqec.extensions.continual.environments.policy import PolicyNet
 from autoqec.runner import AsyncRl, MinibatchRl, MinibatchRlEval, SyncRl
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.layout import RoundLayout
@@ -75,7 +75,7 @@ COUNTING = EnvironmentInterface(
 
 def agent_of(n_inputs: int, n_actions: int) -> CategoricalAgent:
     torch.manual_seed(0)
-    return CategoricalAgent(policy_network(n_inputs, n_actions))
+    return CategoricalAgent(PolicyNet(n_inputs, n_actions, 64))
 
 
 def counting_sampler(lengths: tuple[int, ...] = (2, 3), steps: int = 4, **more: Any) -> EnvironmentSampler:

@@ -57,7 +57,7 @@ def answers(found):
 
 def test_verdict_questions_have_the_verdict_as_target(tmp_path):
     found = dataset(tmp_path, topics=["verdict"]).get_dataset()
-    assert answers(found) == {"round_1": "VERIFIED", "round_2": "FAILED", "round_3": "INCONCLUSIVE"}
+    assert answers(found) == {"round_1": "VERIFIED", "round_2": "FAILED", "round_3": "SUSPICIOUS"}
     assert "80 times" in found[0].reset() and "VERIFIED" not in found[0].question
 
 

@@ -24,7 +24,7 @@ from autoqec.extensions.language_models.clients.errors import (
     LlmUnavailableError,
 )
 from autoqec.extensions.language_models.clients.ledger import Ledger, MeteredLM
-from autoqec.extensions.language_models.clients.usage import Usage
+from autoqec.store.model_calls import Usage
 from tests.support.llm_requests import request
 
 STANDINS = Path(__file__).resolve().parents[4] / "support" / "standins"

@@ -8,7 +8,7 @@ from autoqec.errors import UsageError
 from autoqec.extensions.language_models.clients.base import Message, Request
 from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, require_price
 from autoqec.extensions.language_models.clients.prices import cost_usd, max_cost_usd, parse_price, price_list
-from autoqec.extensions.language_models.clients.usage import Usage
+from autoqec.store.model_calls import Usage
 
 
 def test_price_list_has_a_date() -> None:

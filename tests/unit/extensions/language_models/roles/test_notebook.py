@@ -9,7 +9,7 @@ import pytest
 
 from autoqec.errors import ContractError
 from autoqec.extensions.language_models.contracts import Citation
-from autoqec.extensions.language_models.roles import notebook, view_budget
+from autoqec.extensions.language_models.roles import notebook, view_text
 from autoqec.extensions.language_models.roles.notebook import Notebook, failed_ideas, failures_block, lessons_block
 from autoqec.store import jsonl
 from tests.support.role_views import ideator_view
@@ -94,8 +94,8 @@ def test_longest_lessons_and_failures_stay_within_their_room(book: Notebook) -> 
         cites = [cite(figure="n_params", value=4000.0)] * 6
         book.add(f"{number} " + "long " * 80, cites, rows)
     text = lessons_block(book.lessons())
-    assert text.count(" [r1 n_params 4000") == notebook.MAX_LESSONS and len(text) <= view_budget.LESSONS_CHARS
-    assert len(failures_block(rows)) <= view_budget.FAILURES_CHARS
+    assert text.count(" [r1 n_params 4000") == notebook.MAX_LESSONS and len(text) <= view_text.LESSONS_CHARS
+    assert len(failures_block(rows)) <= view_text.FAILURES_CHARS
 
 
 def test_failed_ideas_have_their_reason_and_share_a_line_if_it_is_the_same() -> None:

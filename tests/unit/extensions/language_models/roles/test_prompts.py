@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -13,13 +12,13 @@ from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import BASELINES, EnvSpec
 from autoqec.contracts.round import RoundMetrics
 from autoqec.extensions.language_models.clients.scripted import ScriptedLM
-from autoqec.extensions.language_models.contracts import IdeatorAnswer
 from autoqec.extensions.language_models.roles import prompts
 from autoqec.extensions.language_models.roles.analyst import LlmAnalyst
 from autoqec.extensions.language_models.roles.coder import LlmCoder
 from autoqec.extensions.language_models.roles.ideator import LlmIdeator
 from autoqec.locate import builtin_envs
 from tests.support.envs import recorded, surface
+from tests.support.research import FakeResearch
 from tests.support.role_views import analyst_view, coder_view, ideator_view
 
 MLP = PredecoderDSL.model_validate({"type": "mlp", "mlp": {}}).config()
@@ -28,8 +27,7 @@ ENVS = {name: EnvSpec.model_validate(yaml.safe_load(path.read_text("utf-8"))) fo
 
 
 def ideator_system(env: EnvSpec, inputs: str, *, code_may_change: bool) -> str:
-    read_code: Any = (lambda branch, against: "") if code_may_change else None
-    role = LlmIdeator(ScriptedLM(["-"]), read_code=read_code)
+    role = LlmIdeator(ScriptedLM(["-"]), FakeResearch(code_may_change))
     request = role.request(ideator_view(env=env, inputs=inputs, baseline_config=MLP))
     return "\n".join(request.system)
 
@@ -91,8 +89,3 @@ def test_coder_prompt_is_true_with_and_without_open_modules(
 def test_every_baseline_of_an_env_has_a_description() -> None:
     assert set(BASELINES) <= set(prompts.BASELINES)
     assert prompts.describe_baselines(["sinter:a:b:c"]) == "sinter:a:b:c (external decoder)"
-
-
-def test_schema_of_the_answer_describes_the_gnn_for_every_env() -> None:
-    schema = IdeatorAnswer.model_json_schema()
-    assert "matching" not in schema["$defs"]["GnnConfig"]["description"]
