@@ -240,14 +240,6 @@ def test_without_a_logger_only_the_counter_changes(make, tmp_path):
     assert names == ["000001-transients--best-1.png", "000001-transients--top-3.png"]
 
 
-@pytest.mark.parametrize("logger", [None, FakeLogger()])
-def test_every_call_of_render_is_counted(make, logger):
-    batch = make(SerialEnvironments, logger=logger)
-    for count in (1, 2):
-        batch.render([1.0, 2.0, 3.0])
-        assert batch.rendering_iteration == count
-
-
 def test_metrics_and_images_go_to_the_logger(make):
     logger = FakeLogger()
     batch = make(SerialEnvironments, logger=logger)

@@ -110,14 +110,5 @@ class Make:
         return Troubled(problem, self.batch_size, 5, gaps=gaps, eval_shots=100), supervised
 
 
-def alive(pid: int) -> bool:
-    """Return whether a process is running; a zombie is not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            return stream.read().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
-
-
 def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
     return max(float(np.abs(one[name].double().numpy() - other[name].double().numpy()).max()) for name in one)

@@ -88,10 +88,7 @@ class GitReader:
 
     def commit_info(self, sha: str) -> Commit:
         """Return the commit object of `sha`."""
-        (found,) = self.objects([f"{sha}^{{commit}}"])
-        if found is None:
-            raise GitError(f"commit {sha} is missing", location=str(self.common))
-        return parse_commit(sha, found[1])
+        return parse_commit(sha, self._contents([f"{sha}^{{commit}}"])[0])
 
     def objects(self, names: Sequence[str]) -> list[tuple[str, bytes] | None]:
         """Return (sha, bytes) of each named object, `<sha>` or `<sha>:<path>`; None for one that does not exist.
@@ -124,13 +121,13 @@ class GitReader:
             if entry.path == path and entry.regular:
                 if entry.size > max_bytes:
                     raise GitError(f"{path} is larger than {max_bytes} bytes", location=sha)
-                return self._blobs([entry.oid])[0]
+                return self._contents([entry.oid])[0]
         return None
 
-    def _blobs(self, oids: Sequence[str]) -> list[bytes]:
-        found = self.objects(oids)
+    def _contents(self, names: Sequence[str]) -> list[bytes]:
+        found = self.objects(names)
         if None in found:
-            raise GitError(f"object {oids[found.index(None)]} is missing", location=str(self.common))
+            raise GitError(f"object {names[found.index(None)]} is missing", location=str(self.common))
         return [each[1] for each in found if each is not None]
 
     def diff_entries(self, base: str, tip: str) -> list[DiffEntry]:
@@ -220,7 +217,7 @@ class GitReader:
         if any(dest.iterdir()):
             raise GitError("the directory to extract to is not empty", location=str(dest))
         names = []
-        for entry, data in zip(entries, self._blobs([entry.oid for entry in entries]), strict=True):
+        for entry, data in zip(entries, self._contents([entry.oid for entry in entries]), strict=True):
             name = PurePosixPath(entry.path).relative_to(top)
             if any(part in ("", ".", "..", ".git") for part in name.parts):
                 raise GitError(f"{entry.path!r} is not a valid file name", location=sha)

@@ -8,7 +8,6 @@ import threading
 import numpy as np
 import pytest
 
-from autoqec.contracts.dsl import ReplayConfig
 from autoqec.errors import UsageError
 from autoqec.extensions.training_loops.replay_buffer import (
     DoubleBuffer,
@@ -175,7 +174,3 @@ def test_waiting_for_a_dead_lock_holder_can_be_aborted() -> None:
         with pytest.raises(RuntimeError, match="has died"):
             replay.draw(1, np.random.default_rng(0))
     assert calls == ["waited"]
-
-
-def test_samplers_run_at_full_speed_by_default() -> None:
-    assert ReplayConfig().throttle == "optimizer"

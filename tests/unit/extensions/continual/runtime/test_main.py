@@ -19,21 +19,17 @@ import torch
 import yaml
 
 from autoqec.errors import ContractError, UsageError
-from autoqec.extensions.continual.agents.base import MemoryAgent, MemoryAgentConfig
 from autoqec.extensions.continual.environments.base import EnvDatasetConfig
 from autoqec.extensions.continual.environments.datasets import QAEnvDatasetConfig
 from autoqec.extensions.continual.environments.qa import QAEnv
 from autoqec.extensions.continual.memory.modules import HistoryListConfig, load_memory
 from autoqec.extensions.continual.runtime import checkpoints, logs
 from autoqec.extensions.continual.runtime import config as config_module
-from autoqec.extensions.continual.runtime.config import RunConfig, RunTimeConfig, load_config, resolve_paths
-from autoqec.extensions.continual.runtime.episode import validate
+from autoqec.extensions.continual.runtime.config import RunConfig, load_config, resolve_paths
 from autoqec.extensions.continual.runtime.main import evaluate, evaluate_config, new_results_dir
-from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client
+from autoqec.extensions.language_models.clients.config import LMConfig
 from autoqec.extensions.language_models.clients.errors import LlmAuthError
 from tests.support.messages_server import MessagesServer
-from tests.support.models import FunctionModel
-from tests.support.text_envs import meeting
 
 ROOT = Path(__file__).parents[5]
 QUESTIONS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(1, 5)]
@@ -276,22 +272,6 @@ def test_failed_rows_determine_the_exit_code(tmp_path):
     assert "row 5" in (result.results_dir / "run.log").read_text()
 
 
-def test_language_model_from_its_config():
-    config = LMConfig(model="scripted:echo")
-    assert (config.temperature, config.max_output_tokens) == (0.2, 2048)
-    assert get_lm_client(config).call("system", "user") == "user"
-
-
-def test_model_name_selects_the_client_and_an_unknown_name_raises():
-    assert LMConfig(model="claude-x").resolved_backend() == "anthropic"
-    assert LMConfig(model="scripted:echo").resolved_backend() == "scripted"
-    with pytest.raises(UsageError, match="no backend for the model 'unknown-model-1'.*hint: choose claude"):
-        get_lm_client(LMConfig(model="unknown-model-1"))
-    heavy = ("anthropic", "torch", "stim")
-    code = f"import sys, autoqec.extensions.continual.runtime.main; sys.exit(any(m in sys.modules for m in {heavy}))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
 EXAMPLES = list(config_module.examples().values())
 
 
@@ -401,12 +381,3 @@ def test_demo_of_the_documentation_runs(tmp_path, monkeypatch):
     for block in blocks:
         exec(compile(block, "runtime.md", "exec"), namespace)
     assert namespace["metrics"]["mean_score"] == 1.0
-
-
-def test_hundred_workers_call_a_slow_model_concurrently():
-    """All hundred calls are inside the model at once; concurrency is checked without a clock."""
-    together = meeting(100)
-    agent = MemoryAgent(MemoryAgentConfig(), FunctionModel(lambda system, user: together() or "a"))
-    envs = [QAEnv(f"q{n}", "a") for n in range(100)]
-    result = validate(agent, envs, workers=100, max_steps=None, calls=lambda n, env: None, on_done=lambda: None)
-    assert result.mean_score == 1.0 and RunTimeConfig().workers == 8

@@ -196,24 +196,6 @@ def test_frozen_memory_rejects_writes_during_validation():
     assert [entry.obs for entry in agent.memory.recall()] == ["q"]
 
 
-def test_validation_clones_come_from_clone_for_episode():
-    requested, acted = [], []
-
-    class Watched(HistoryAgent):
-        def clone_for_episode(self, **mode):
-            requested.append(mode)
-            return super().clone_for_episode(**mode)
-
-        def act(self, obs):
-            acted.append((obs[-1], self is agent, self.training, self.memory is agent.memory, self.lm is agent.lm))
-            return super().act(obs)
-
-    agent = Watched(HistoryAgentConfig(), replies("4"))
-    runtime([QAEnv("t", "4")], agent, val=[QAEnv("v", "4"), QAEnv("w", "4")], validation_freq=1).run()
-    assert requested == [{"training": False, "share_memory": True}] * 2
-    assert sorted(acted) == [("t", True, True, True, True), *((name, False, False, True, True) for name in "vw")]
-
-
 def test_reflexion_learns_nothing_from_validation():
     lm = replies("x")
     agent = ReflexionAgent(ReflexionAgentConfig(), lm)

@@ -42,18 +42,6 @@ def note(text: str) -> Entry:
     return Entry(type="Observation", content=text)
 
 
-def test_memory_type_follows_its_config():
-    for kind, module in MODULES.items():
-        memory = build_memory({"_type": kind})
-        assert type(memory) is module and isinstance(memory.config, module.config_type)
-        assert memory.config.dump()["_type"] == kind
-        entry = CheatsheetEntry(content="x") if kind == "cheatsheet" else experience("x")
-        memory.update(entry)
-        assert list(memory.recall()) == [entry]
-        memory.clear()
-        assert list(memory.recall()) == []
-
-
 def test_history_list_drops_the_oldest_beyond_its_length():
     memory = HistoryList(HistoryListConfig())
     for number in range(101):
@@ -110,6 +98,7 @@ def test_factory_builds_every_kind_and_refuses_others():
     for kind, module in MODULES.items():
         built = build_memory({"_type": kind})
         assert type(built) is module and type(built.config) is module.config_type and built.entries() == []
+        assert built.config.dump()["_type"] == kind
     with pytest.raises(UsageError, match="unknown memory type"):
         build_memory(MemoryModuleConfig(type="other"))
     with pytest.raises(UsageError, match="no `_type`"):

@@ -9,8 +9,6 @@ from pydantic import ValidationError
 
 from autoqec.errors import UsageError
 from autoqec.extensions.continual.agents.base import (
-    Agent,
-    AgentConfig,
     HistoryAgent,
     HistoryAgentConfig,
     MemoryAgent,
@@ -49,18 +47,6 @@ def episode(agent, *observations):
 
 def memory_agent(lm=None, **config):
     return MemoryAgent(MemoryAgentConfig(**config), lm or replies("4"))
-
-
-def test_base_agent_is_only_a_protocol():
-    agent = Agent(AgentConfig())
-    for call in (lambda: agent.act("x"), lambda: agent.observe(None, {}, True), agent.reset):
-        with pytest.raises(NotImplementedError):
-            call()
-    assert agent.end_episode() is None
-    agent.eval()
-    assert not agent.training
-    agent.train()
-    assert agent.training
 
 
 def test_eval_mode_ends_also_after_an_exception():
@@ -106,10 +92,6 @@ def test_prompt_has_at_most_history_k_entries(k, shown):
     lines = lm.calls[0][1].splitlines()
     assert [line[3] for line in lines[:-1]] == list(shown)
     assert lines[-1] == "Q: now"
-
-
-def test_history_k_is_ten_by_default():
-    assert MemoryAgentConfig().history_k == 10
 
 
 def test_history_agent_writes_typed_lines():
