@@ -7,12 +7,12 @@ every plugin, so that it imports nothing heavy at its top: neither torch, stim n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from autoqec import plugins
 from autoqec.contracts.run_spec import PluginOptions, RunSpec
@@ -52,9 +52,34 @@ class RunPlugin:
         """Yield the lines of `--dry-run` about these options, each `name      text`."""
         yield from ()
 
+    def health(self) -> Iterator[tuple[str, str | None]]:
+        """Yield findings for `autoqec doctor` about what the plugin needs: (finding, hint if something is missing)."""
+        yield from ()
+
     def plan_values(self, request: RunRequest) -> dict[str, Any]:
         """Return the keys that `--dry-run --json` has beside those of the core."""
         return {}
+
+
+@dataclass(frozen=True)
+class Comment:
+    """A recommendation of a language model about findings: what matters, what to change, and the rounds it rests on."""
+
+    what: str
+    change: str
+    rounds: tuple[int, ...]
+
+
+class FindingsReader(Protocol):
+    """Comments on findings with a language model."""
+
+    def __call__(self, findings: Sequence[dict[str, Any]], topic: str) -> tuple[list[Comment] | None, float | None]:
+        """Return the comments, None without a usable answer, and the cost in dollars, None if it is unknown.
+
+        Raises:
+            AutoqecError: The model cannot be called.
+        """
+        ...
 
 
 class IdeatorPlugin(RunPlugin):
@@ -71,6 +96,14 @@ class IdeatorPlugin(RunPlugin):
 
     def finish(self, run: Run) -> str | None:
         """Called for every installed plugin after the last round; return a note for the user."""
+        return None
+
+    def reader(self, model: str) -> FindingsReader | None:
+        """Return what comments on findings with this model; None if the plugin asks no models.
+
+        Raises:
+            UsageError: The model or its credentials are unknown.
+        """
         return None
 
     def variables_elsewhere(self, spec: RunSpec, *, same_machine: bool) -> Iterable[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,7 +15,6 @@ import click
 from autoqec import locate, plugins
 from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError
-from autoqec.extensions.slurm import submission as slurm
 from autoqec.system import machine, sandbox
 from autoqec.system.sandbox import bubblewrap
 
@@ -142,17 +140,15 @@ def _extensions() -> Iterator[CheckResult]:
         yield CheckResult("extensions", "warning", extension.reason, "install or uninstall what it names")
 
 
-def _slurm() -> Iterator[CheckResult]:
-    """SLURM is optional: a machine without it is ok."""
-    if shutil.which("sbatch") is None:
-        yield CheckResult("slurm", "ok", "not installed; rounds run on this machine")
-        return
-    try:
-        slurm.check({})
-    except AutoqecError as error:
-        yield CheckResult("slurm", "warning", f"--executor slurm cannot be used: {error.message}", error.hint)
-    else:
-        yield CheckResult("slurm", "ok", "the controller accepts jobs: --executor slurm")
+def _executors() -> Iterator[CheckResult]:
+    """Executors are optional: a machine without what they need is ok."""
+    for name in plugins.names("autoqec.executors"):
+        try:
+            findings = list(plugins.load("autoqec.executors", name).health())
+        except AutoqecError:
+            continue  # reported with the extensions
+        for found, hint in findings:
+            yield CheckResult(name, "ok" if hint is None else "warning", found, hint)
 
 
 CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
@@ -163,5 +159,5 @@ CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (
     _sandbox,
     _machine,
     _extensions,
-    _slurm,
+    _executors,
 )

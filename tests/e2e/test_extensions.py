@@ -22,20 +22,22 @@ SMOKE_RUN = ("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--json")
 
 
 class Installation:
-    """A virtual environment with a copy of the package; the requirements are those of the tests."""
+    """A virtual environment with a copy of the package; all other files are links to those of the tests."""
 
     def __init__(self, directory: Path, without: tuple[str, ...] = ()) -> None:
-        self.directory = directory
-        venv, site = directory / "venv", directory / "site"
+        self.directory, venv = directory, directory / "venv"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-        (library,) = venv.glob("lib/python*/site-packages")
-        library.joinpath("paths.pth").write_text(f"{site}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
-        ignored = shutil.ignore_patterns("__pycache__", "models")
-        shutil.copytree(PACKAGE, site / "autoqec", ignore=ignored)
+        (self.site,) = venv.glob("lib/python*/site-packages")
+        required = shutil.ignore_patterns("__pycache__", "*autoqec*")
+        shutil.copytree(
+            sysconfig.get_path("purelib"), self.site, ignore=required, copy_function=link, dirs_exist_ok=True
+        )
+        package = self.site / "autoqec"
+        shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "models"))
         for name in without:
-            shutil.rmtree(site / "autoqec" / "extensions" / name)
+            shutil.rmtree(package / "extensions" / name)
         text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
-        self.python, self.site = venv / "bin" / "python", site
+        self.python = venv / "bin" / "python"
         self.register("autoqec", declared_entry_points(text, without))
 
     def register(self, distribution: str, entry_points: dict[str, dict[str, str]]) -> None:
@@ -61,6 +63,14 @@ class Installation:
         done = self.autoqec("init", "workspace", cwd=self.directory)
         assert done.returncode == 0, done.stderr
         return self.directory / "workspace"
+
+
+def link(source: str, target: str) -> None:
+    """Link a file; copy it to another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def declared_entry_points(pyproject: str, without: tuple[str, ...]) -> dict[str, dict[str, str]]:

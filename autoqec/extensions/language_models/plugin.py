@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.events import Event, LlmCalled
 from autoqec.contracts.run_spec import Option, PluginOptions, RunSpec
 from autoqec.errors import UsageError
-from autoqec.orchestrator.plugin_protocols import IdeatorPlugin
+from autoqec.orchestrator.plugin_protocols import Comment, FindingsReader, IdeatorPlugin
 from autoqec.orchestrator.run_request import RunRequest
 
 if TYPE_CHECKING:
@@ -207,6 +208,28 @@ class ModelIdeators(IdeatorPlugin):
         file = CrossRunMemory(run.layout.repo_root / memory)
         learned = file.learn(run.info.run_id, run.env, rows, lessons)
         return f"{pluralize(learned, 'round')} added to {memory}" if learned else None
+
+    def reader(self, model: str) -> FindingsReader:
+        """Return what comments on findings with this model."""
+        from autoqec.extensions.language_models.clients.config import LMConfig, get_lm_client, role_config
+        from autoqec.extensions.language_models.roles.reader import LlmReader
+
+        calls: list[LlmCalled] = []
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, LlmCalled):
+                calls.append(event)
+
+        read = LlmReader(get_lm_client(role_config("reader", LMConfig(model=model))), on_event=on_event)
+
+        def comment(findings: Sequence[dict[str, Any]], topic: str) -> tuple[list[Comment] | None, float | None]:
+            answer = read(findings, topic)
+            costs = [call.cost_usd for call in calls]
+            cost = None if None in costs else sum(filter(None, costs))
+            points = None if answer is None else [Comment(p.what, p.change, p.rounds) for p in answer.points]
+            return points, cost
+
+        return comment
 
     def variables_elsewhere(self, spec: RunSpec, *, same_machine: bool) -> list[str]:
         """Return the variables of roles, keys and endpoints; refuse an endpoint that is this machine's alone."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from autoqec.contracts.run_spec import Option, PluginOptions, RunSpec
-from autoqec.errors import UsageError
+from autoqec.errors import AutoqecError, UsageError
 from autoqec.orchestrator.plugin_protocols import ExecutorPlugin, Launch, Waiting, ideator_plugins
 from autoqec.orchestrator.run_request import RunRequest
 
@@ -50,6 +51,20 @@ class SlurmPlugin(ExecutorPlugin):
     """Measures rounds in jobs of SLURM."""
 
     Options: ClassVar[type[SlurmOptions]] = SlurmOptions
+
+    def health(self) -> Iterator[tuple[str, str | None]]:
+        """Say whether the controller accepts jobs; a machine without SLURM is in order."""
+        if shutil.which("sbatch") is None:
+            yield "not installed; rounds run on this machine", None
+            return
+        from autoqec.extensions.slurm import submission
+
+        try:
+            submission.check({})
+        except AutoqecError as error:
+            yield f"--executor slurm cannot be used: {error.message}", error.hint or "sinfo"
+        else:
+            yield "the controller accepts jobs: --executor slurm", None
 
     def check(self, request: RunRequest) -> SlurmOptions:
         """Refuse options without `--executor slurm`, and jobs that SLURM would not accept."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -19,7 +19,6 @@ from autoqec.extensions.language_models.roles import prompts
 from autoqec.extensions.language_models.roles.data_blocks import data_block, fit_lines, sanitize
 from autoqec.extensions.language_models.roles.role import Role
 
-FindingsTopic = Literal["how a run searched", "why rounds ended as they did"]
 MAX_FINDINGS_CHARS = 12_000
 
 
@@ -42,12 +41,12 @@ class LlmReader(Role):
 
     name = "reader"
 
-    def __call__(self, findings: Sequence[dict[str, Any]], topic: FindingsTopic) -> ReaderAnswer | None:
+    def __call__(self, findings: Sequence[dict[str, Any]], topic: str) -> ReaderAnswer | None:
         """Comment on findings about a topic."""
         known = {number for finding in findings for number in finding.get("rounds") or [finding.get("round")]}
         return self._request_with_retry(self.request(findings, topic), lambda answer: _checked_points(answer, known))
 
-    def request(self, findings: Sequence[dict[str, Any]], topic: FindingsTopic) -> Request:
+    def request(self, findings: Sequence[dict[str, Any]], topic: str) -> Request:
         """Return the prompt for findings about a topic."""
         shown = (sanitize(json.dumps(_without_paths(finding), sort_keys=True), 900) for finding in findings)
         turn = data_block(f"findings: {topic}", fit_lines(shown, MAX_FINDINGS_CHARS))
