@@ -24,7 +24,6 @@ from autoqec.contracts import (
     profiles,
     provenance,
     round,
-    settings,
     verdict,
     verification_job,
 )
@@ -35,7 +34,9 @@ from autoqec.extensions.board.export import page as page_of_board
 from autoqec.extensions.board.results import board_measurements, table_of_cells
 from autoqec.extensions.continual.runtime import config as runtime
 from autoqec.extensions.language_models import contracts as language_models
+from autoqec.extensions.language_models import plugin as models_plugin
 from autoqec.extensions.recorded import code as recorded_code
+from autoqec.extensions.slurm import plugin as slurm_plugin
 from autoqec.store.layout import PACKAGED_BOARD
 
 CONTRACTS = Path(__file__).parent / "contracts"
@@ -50,7 +51,8 @@ MODULES = (
     verification_job,
     provenance,
     history,
-    settings,
+    models_plugin,
+    slurm_plugin,
     messages,
     language_models,
     verdict,
@@ -88,10 +90,16 @@ MARKER = re.compile(r"(<!-- (fields|values): (\w+) -->\n).*?(<!-- end -->)", re.
 
 def schemas() -> dict[str, str]:
     """File name -> JSON Schema of every whole contract."""
-    return {
-        f"{name}.json": json.dumps(MODELS[name].model_json_schema(), indent=2, ensure_ascii=False) + "\n"
-        for name in TOP_LEVEL
-    }
+    return {f"{name}.json": json.dumps(_schema(name), indent=2, ensure_ascii=False) + "\n" for name in TOP_LEVEL}
+
+
+def _schema(name: str, **settings: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a contract, without fields that are not stored."""
+    schema = MODELS[name].model_json_schema(**settings)
+    for key, field in MODELS[name].model_fields.items():
+        if field.exclude:
+            schema["properties"].pop(key)
+    return schema
 
 
 def page(text: str) -> str:
@@ -101,7 +109,7 @@ def page(text: str) -> str:
 
 
 def _fields(name: str) -> str:
-    schema = MODELS[name].model_json_schema(ref_template="{model}")
+    schema = _schema(name, ref_template="{model}")
     lines = ["| field | type | if absent | meaning |", "|---|---|---|---|"]
     required = set(schema.get("required", ()))
     shared = SHARED_FIELDS[name].model_fields if name in SHARED_FIELDS else {}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.profiles import MAX_SCALE, MIN_SCALE, Profile, ProfileName, profile_of
 
 
@@ -92,9 +92,7 @@ class RunSpec(Contract):
         default={},
         description="Fix a key of the config in every proposal, e.g. type=gnn or training.loop=async. Repeatable.",
     )
-    replay_of: Annotated[str | None, Option("RUN")] = Field(
-        default=None, description="Earlier run whose proposals --ideator replay repeats."
-    )
+    replay_of: Annotated[str | None, Option("RUN")] = optional("Earlier run whose proposals --ideator replay repeats.")
     parallel: Annotated[int, Option()] = Field(
         default=1, ge=1, description="Number of rounds trained at the same time."
     )

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, optional
 from autoqec.contracts.round import PairedCounts, UtcTime
 
 
@@ -153,26 +153,19 @@ class Cost(Contract):
     memory_growth_mb: float = Field(
         description="most growth of anonymous memory since that import, read between draws, in 1e6 bytes"
     )
-    ambiguous_share: float | None = Field(
-        default=None, description="measured share of shots that the config's gate sends to the predecoder"
-    )
+    ambiguous_share: float | None = optional("measured share of shots that the config's gate sends to the predecoder")
 
-    decoding_us_per_shot: float | None = Field(
-        default=None,
-        description="CPU time of gate, network and inner decoder together, per shot of the second draw, in us",
+    decoding_us_per_shot: float | None = optional(
+        "CPU time of gate, network and inner decoder together, per shot of the second draw, in us"
     )
-    correlated_us_per_shot: float | None = Field(
-        default=None,
-        description="CPU time of correlated matching on the same shots in the same process; null if the env has none",
+    correlated_us_per_shot: float | None = optional(
+        "CPU time of correlated matching on the same shots in the same process; null if the env has none"
     )
-    latency_us: Latency | None = Field(
-        default=None,
-        description="elapsed time of single shots in us; `scope` says what it includes",
+    latency_us: Latency | None = optional("elapsed time of single shots in us; `scope` says what it includes")
+    latency_failure: str | None = optional(
+        "why single shots were not decoded although batches were; no part of the verdict"
     )
-    latency_failure: str | None = Field(
-        default=None, description="why single shots were not decoded although batches were; no part of the verdict"
-    )
-    cpu_model: str | None = Field(default=None, description="processor on which the times were measured")
+    cpu_model: str | None = optional("processor on which the times were measured")
 
     @property
     def time_ratio(self) -> float | None:
@@ -228,8 +221,8 @@ class RecordedEvidence(Contract):
     e_values: dict[str, float] = Field(
         default_factory=dict, description="e-value against each baseline; the smallest is that of the test"
     )
-    autocorrelation: float | None = Field(
-        default=None, description="correlation of the differences of successive blocks; null if not measured"
+    autocorrelation: float | None = optional(
+        "correlation of the differences of successive blocks; null if not measured"
     )
     blocks_too_short: bool = Field(
         default=False, description="whether that correlation is too large for the assumption of the test"
@@ -258,9 +251,8 @@ class VerifyReport(Contract):
         description="logical error rate of inner decoder and predecoder; null if not measured"
     )
     effect: PairedEffect | None = Field(description="second draw, against the baseline decoder, at the target p")
-    effect_simultaneous: PairedEffect | None = Field(
-        default=None,
-        description="the same draw with intervals that hold for all attempts of the run together (95%)",
+    effect_simultaneous: PairedEffect | None = optional(
+        "the same draw with intervals that hold for all attempts of the run together (95%)"
     )
     panel: tuple[BaselineResult, ...] = Field(default=(), description="comparison with each baseline")
     points: tuple[PairedEffect, ...] = Field(default=(), description="the env's other p, against each baseline")
@@ -270,10 +262,8 @@ class VerifyReport(Contract):
     test: SequentialTest | None = Field(description="the sequential test; null if it was not reached")
     guards: tuple[Guard, ...] = Field(description="checks that every candidate must pass")
     cost: Cost | None = Field(description="null if the candidate could not be built")
-    composition: Composition | None = Field(default=None, description="only of a composition of verified parents")
-    recorded: RecordedEvidence | None = Field(
-        default=None, description="only of recorded shots: what the test spent, and what is left"
-    )
+    composition: Composition | None = optional("only of a composition of verified parents")
+    recorded: RecordedEvidence | None = optional("only of recorded shots: what the test spent, and what is left")
     bundle_id: str | None = Field(description="identifier of the shots")
     seeds_commitment: str = Field(description="SHA-256 of the run's secret")
     chunk_digests: tuple[str, ...] = Field(default=(), description="hash of each chunk of shots")
@@ -281,4 +271,4 @@ class VerifyReport(Contract):
     versions: dict[str, str] = Field(description="package -> version")
     not_tested: tuple[str, ...] = Field(description="what this report says nothing about")
     judge_wallclock_s: float = Field(description="duration of the verification, in seconds")
-    finished_at: UtcTime | None = Field(default=None, description="when the verification ended (UTC)")
+    finished_at: UtcTime | None = optional("when the verification ended (UTC)")

@@ -8,37 +8,12 @@ from collections import Counter
 
 FAILPOINT_VARIABLE = "AUTOQEC_FAILPOINT"
 FAILPOINTS = (
-    "run_created",
-    "begun",
-    "ideated",
-    "planned",
-    "branched",
-    "edited",
-    "coded",
-    "job_ordered",
-    "job_queued",
-    "job_numbered",
-    "job_entry_ordered",
-    "job_entry_added",
-    "measured",
-    "pointer_committed",
-    "nominated",
-    "test_registered",
-    "verified",
-    "row_appended",
-    "views_written",
-    "pinned",
-    "worktree_removed",
-    "recovery_pointer_committed",
-    "recovery_swept",
-    "recovery_worktree_removed",
-    "recovery_refs_moved",
-    "recovery_row_appended",
-    "recovery_views_written",
-    "gc_row_appended",
-    "gc_refs_dropped",
-    "gc_recorded",
-)
+    "run_created", "begun", "ideated", "planned", "branched", "edited", "coded", "job_ordered", "job_queued",
+    "job_numbered", "measured", "pointer_committed", "nominated", "test_registered", "verified", "row_appended",
+    "views_written", "pinned", "worktree_removed", "recovery_pointer_committed", "recovery_swept",
+    "recovery_worktree_removed", "recovery_refs_moved", "recovery_row_appended", "recovery_views_written",
+    "gc_row_appended", "gc_refs_dropped", "gc_recorded",
+)  # fmt: skip
 _hits: Counter[str] = Counter()
 
 

@@ -154,30 +154,6 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def create_bytes(path: Path | str, data: bytes) -> None:
-    """Create `path` with this content; of several processes, also on other machines, the first one succeeds.
-
-    The content is durable and complete as soon as the file is visible: a temporary file is linked to the name.
-
-    Raises:
-        FileExistsError: The file exists.
-        OSError: It cannot be created.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            write_all(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.link(temporary, path)
-    finally:
-        with suppress(OSError):
-            os.unlink(temporary)
-
-
 def append_bytes(path: Path | str, data: bytes) -> None:
     """Append `data` to an existing file by one durable write; on failure the file is truncated to its old size."""
     path = Path(path)

@@ -30,6 +30,7 @@ from tests.crash import canned
 from tests.crash.invariants import Before, git, refs
 from tests.crash.starts import ENV, recover_and_check
 from tests.support import rounds
+from tests.support.runs import write_lines
 from tests.support.starts import resume_run, start_run
 
 
@@ -292,7 +293,7 @@ def test_lost_secret_is_reported_as_lost(layout: RunLayout, remainder: str) -> N
 
 
 def unchained(path: Path) -> list[dict[str, object]]:
-    """Rewrite the lines of a file without hashes, as version 1 wrote them."""
+    """Return the lines of a file without hashes."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     keys = (jsonl.CHAIN_KEY, jsonl.LINE_KEY, ATTEMPTS_KEY)
     return [{key: value for key, value in line.items() if key not in keys} for line in lines]
@@ -301,7 +302,7 @@ def unchained(path: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize("keep", [lambda line: False, lambda line: line["kind"] != "charged"], ids=["all", "tests"])
 def test_lost_attempt_lines_pause(layout: RunLayout, keep: Callable[[dict[str, object]], bool]) -> None:
     lines = [line for line in unchained(layout.attempts) if keep(line)]
-    layout.attempts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(layout.attempts, lines)
     layout.attempts_head.unlink()
     with pytest.raises(ManualInterventionRequired, match=r"attempts\.jsonl"):
         resume(layout, 2)
@@ -345,7 +346,7 @@ EDITS = (
 @pytest.mark.parametrize("change", EDITS, ids=str)
 def test_edited_row_pauses_and_names_its_line(layout: RunLayout, change: dict[str, object]) -> None:
     (row,) = unchained(layout.history)
-    layout.history.write_text(json.dumps({**row, **change}) + "\n")
+    write_lines(layout.history, [{**row, **change}])
     was, repo = refs(layout.repo_root), Repo.discover(layout.repo_root)
     for _ in range(2):
         with pytest.raises(ManualInterventionRequired, match=r"history\.jsonl:1"):

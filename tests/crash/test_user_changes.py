@@ -18,6 +18,7 @@ from autoqec.system.git import Repo
 from tests.crash.invariants import Before, check, git, refs, run_ids
 from tests.crash.starts import recover_and_check, run_until_killed
 from tests.support import rounds
+from tests.support.runs import write_lines
 
 VIEWS = ("pareto.json", "pareto_preview.json", "candidate_pareto.json", "fork_graph.json", "log.md")
 
@@ -118,7 +119,7 @@ def test_missing_verified_commit_pauses(workspace: Path) -> None:
             "commit_sha": rounds.sha("gone"),
         }
     )
-    layout.history.write_text(forged.model_dump_json() + "\n")
+    write_lines(layout.history, [forged.dump()])
     with pytest.raises(ManualInterventionRequired, match="no longer has commit"):
         reconcile(layout, repo)
 

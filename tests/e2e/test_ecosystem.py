@@ -20,6 +20,7 @@ from autoqec.qec.sampling import sample
 from autoqec.sinter import decoders
 from autoqec.store.files import load_env
 from tests.conftest import Workspace, made_workspace
+from tests.support.runs import write_lines
 
 PROGRAM = Path(sys.executable).with_name("sinter")
 SHOTS = 2000
@@ -128,8 +129,7 @@ def row_of(workspace: Workspace, run: str, **changed: Any) -> dict[str, Any]:
     """Return the first row of the run's history, after applying `changes` to it in the file."""
     history = workspace.root / "runs" / run / "history.jsonl"
     row = {**json.loads(history.read_text(encoding="utf-8").splitlines()[0]), **changed}
-    row = {key: value for key, value in row.items() if key not in ("prev_sha256", "line_sha256")}  # as in version 1
-    history.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    write_lines(history, [row])
     return row
 
 

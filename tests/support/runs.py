@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from autoqec.contracts.verdict import (
     VerifyReport,
 )
 from autoqec.locate import BUILTIN
+from autoqec.store import jsonl
 from autoqec.store.files import dump_config, load_env
 from autoqec.store.layout import EDITABLE_CONFIG, RunLayout
+from tests.support.rounds import AT
 
 RUN_ID = "20250102-030405"
 SHOTS = 100_000
@@ -65,7 +68,7 @@ def make_run(
     rows = [_row(layout, number, commits, only_failures) for number in range(1, rounds + 1)]
     layout.run_info.write_text(json.dumps(_info(run_id, commits[0]).dump()), encoding="utf-8")
     rows = [change(row) for row in rows]
-    layout.history.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_lines(layout.history, rows)
     entries = [_entry(row) for row in rows if row["verify_verdict"] == "VERIFIED"]
     front = non_dominated(entries) if len(entries) < 200 else entries[:5]
     layout.pareto.write_text(json.dumps([entry.dump() for entry in front]), encoding="utf-8")
@@ -87,19 +90,32 @@ def add_pending_round(layout: RunLayout, number: int, hypothesis: str) -> None:
         compose_mode=None,
         ideator=IdeatorResponse(hypothesis=hypothesis, slug="next", proposal={}),
         dsl_config=_config(number),
+        at=AT,
     )
-    with layout.attempts.open("a", encoding="utf-8") as stream:
-        for line in (Begun(round_attempt_id=attempt, round=number), planned):
-            stream.write(json.dumps(line.dump()) + "\n")
+    begun = Begun(round_attempt_id=attempt, round=number, at=AT)
+    jsonl.append_all(layout.attempts, [begun.dump(), planned.dump()], chained=True)
 
 
 def append(layout: RunLayout, row: dict[str, Any]) -> None:
-    with layout.history.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row) + "\n")
+    jsonl.append(layout.history, row, chained=True)
+
+
+def without_hashes(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key not in (jsonl.CHAIN_KEY, jsonl.LINE_KEY)}
+
+
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Write history.jsonl or attempts.jsonl with a hash chain of its own, as an attacker could."""
+    previous, written = jsonl.NO_LINE, []
+    for line in lines:
+        content = f'{json.dumps(without_hashes(line))[:-1]},"{jsonl.CHAIN_KEY}":"{previous}"'
+        written.append(f'{content},"{jsonl.LINE_KEY}":"{hashlib.sha256(content.encode()).hexdigest()}"}}')
+        previous = hashlib.sha256(written[-1].encode()).hexdigest()
+    path.write_text("".join(f"{line}\n" for line in written), encoding="utf-8")
 
 
 def rows(layout: RunLayout) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in layout.history.read_text(encoding="utf-8").splitlines()]
+    return [without_hashes(json.loads(line)) for line in layout.history.read_text(encoding="utf-8").splitlines()]
 
 
 def report_of(row: dict[str, Any], text: str = "") -> VerifyReport:

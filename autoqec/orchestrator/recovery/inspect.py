@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from autoqec.contracts.base import Contract
-from autoqec.contracts.history import RunInfo
+from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError, ManualInterventionRequired
@@ -35,8 +34,6 @@ from autoqec.system.git.parsing import parse_commit
 if TYPE_CHECKING:
     from autoqec.contracts.job import JobOrder
 
-ContractT = TypeVar("ContractT", bound=Contract)
-
 
 def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> RunInspection:
     """Read everything that recovery decides on.
@@ -53,51 +50,61 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
         ManualInterventionRequired: A file of the run is damaged, or the run directory was renamed or copied.
     """
     memory = memory or RunMemory(layout.root)
-    info, rows = memory.history.info(), memory.history.rows()
+    history, info = memory.history, memory.history.info()
     require_own_directory(layout, info)
-    attempts, recorded = dict(memory.attempt_state.attempts), memory.state.rounds
-    open_attempts = [attempt for attempt in attempts.values() if attempt.id not in recorded]
-    planned = [attempt.planned.branch for attempt in attempts.values() if attempt.planned]
+    attempts, rounds = memory.attempt_state, memory.state.rounds
+    open_attempts = [attempt for attempt in attempts.attempts.values() if attempt.id not in rounds]
+    planned = [attempt.planned.branch for attempt in attempts.attempts.values() if attempt.planned]
     shas, pins = _read_refs(repo, layout)
-    rows_by_attempt = {attempt_id: round_state.row for attempt_id, round_state in recorded.items()}
-    recorded_branches = {row.branch for row in rows_by_attempt.values()}
-    unrecorded = [branch for branch in shas if branch not in recorded_branches]
-    commits = {info.baseline_sha, *(row.commit_sha for row in rows_by_attempt.values() if row.commit_sha)}
-    verified = {key: row for key, row in rows_by_attempt.items() if row.verify_verdict is not None}
-    on_pins = {key: f"{pins[key]}:{pointer_on_branch(row.round)}" for key, row in verified.items() if key in pins}
-    names = [*shas.values(), *commits, *(f"{shas[branch]}:{_pointer_path(branch)}" for branch in unrecorded)]
-    names += on_pins.values()
-    found = dict(zip(names, repo.objects(names), strict=True)) if names else {}
-    pointers = {
-        branch: _parse_pointer(found[f"{shas[branch]}:{_pointer_path(branch)}"], branch) for branch in unrecorded
-    }
-    committed = {attempt_id: _parse_pointer(found[name], name) for attempt_id, name in on_pins.items()}
+    rows = {attempt_id: round_state.row for attempt_id, round_state in rounds.items()}
+    reports = {key: layout.round(row.round).report_json for key, row in rows.items() if row.verify_verdict is not None}
     return RunInspection(
         layout=layout,
         info=info,
-        attempts=attempts,
-        registered_tests=memory.attempt_state.registered_tests,
-        rows=tuple(rows),
-        branches={branch: _branch_tip(sha, found[sha]) for branch, sha in shas.items()},
+        attempts=dict(attempts.attempts),
+        registered_tests=attempts.registered_tests,
+        rows=tuple(history.rows()),
         pins=pins,
-        pointers={branch: pointer for branch, pointer in pointers.items() if pointer is not None},
         rounds={attempt.round: _read_open_round(layout.round(attempt.round)) for attempt in open_attempts},
-        reports={
-            attempt_id: load_contract(layout.round(row.round).report_json, VerifyReport)
-            for attempt_id, row in verified.items()
-        },
-        committed_pointers={key: pointer for key, pointer in committed.items() if pointer is not None},
+        reports={key: load_contract(path, VerifyReport) for key, path in reports.items()},
         jobs=frozenset(attempt.id for attempt in open_attempts if _has_job(layout, attempt)),
-        missing=frozenset(sha for sha in commits.union(shas.values()) if found[sha] is None),
         checked_out=worktree.branches_in_use(repo, layout, planned),
         broken_refs=_broken_refs(repo, layout, {*shas, *pins}),
         worktrees=worktree.leftovers(repo, layout, planned),
         leftovers=tuple(_leftover_files(layout, open_attempts)),
         torn=tuple(path for path in (layout.attempts, layout.history) if jsonl.is_torn(path)),
         views_stale=bool(memory.stale_views()),
-        row_without_its_attempts=memory.history.row_without_its_attempts(),
-        registered_test_lost=memory.history.lost_registered_test(),
+        row_without_its_attempts=history.row_without_its_attempts(),
+        registered_test_lost=history.lost_registered_test(),
+        **_read_objects(repo, info.baseline_sha, rows, shas, pins),
     )
+
+
+def _read_objects(
+    repo: Repo, baseline_sha: str, rows: Mapping[str, HistoryRow], shas: Mapping[str, str], pins: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the part of an inspection that is in git's objects, which are read by one call."""
+    recorded = {row.branch for row in rows.values()}
+    on_tips = {branch: f"{sha}:{_pointer_path(branch)}" for branch, sha in shas.items() if branch not in recorded}
+    on_pins = {
+        key: f"{pins[key]}:{pointer_on_branch(row.round)}"
+        for key, row in rows.items()
+        if row.verify_verdict is not None and key in pins
+    }
+    commits = {baseline_sha, *shas.values(), *(row.commit_sha for row in rows.values() if row.commit_sha)}
+    names = [*commits, *on_tips.values(), *on_pins.values()]
+    found = dict(zip(names, repo.objects(names), strict=True))
+
+    def pointers(places: Mapping[str, str]) -> dict[str, Pointer | str]:
+        parsed = {key: _parse_pointer(found[name], name) for key, name in places.items()}
+        return {key: pointer for key, pointer in parsed.items() if pointer is not None}
+
+    return {
+        "branches": {branch: _branch_tip(sha, found[sha]) for branch, sha in shas.items()},
+        "pointers": pointers(on_tips),
+        "committed_pointers": pointers(on_pins),
+        "missing": frozenset(sha for sha in commits if found[sha] is None),
+    }
 
 
 def _read_refs(repo: Repo, layout: RunLayout) -> tuple[dict[str, str], dict[str, str]]:

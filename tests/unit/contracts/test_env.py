@@ -31,11 +31,6 @@ def test_p_outside_its_range_is_refused(p: list[float]) -> None:
         EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": p, "target_p": p[0] if p else 0.1}))
 
 
-def test_repeated_p_is_refused() -> None:
-    with pytest.raises(ValidationError, match="twice"):
-        EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": [0.01, 0.01], "target_p": 0.01}))
-
-
 def test_target_p_must_be_listed() -> None:
     with pytest.raises(ValidationError, match="target_p"):
         EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": [0.01], "target_p": 0.02}))
@@ -110,10 +105,6 @@ def test_family_is_read_from_lists_and_stored_as_members() -> None:
         (3, 4),
         (5, 4),
     ]
-
-
-def test_single_circuits_are_stored_as_before() -> None:
-    assert set(EnvSpec.model_validate(config()).dump()["code"]) == {"kind", "task", "distance", "rounds"}
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from autoqec.contracts.history import ATTEMPT_LINE, Estimate, HistoryRow
-from autoqec.contracts.round import PairedCounts
+from autoqec.contracts.history import ATTEMPT_LINE, HistoryRow
 from tests.support import rounds
 
 FAILED: dict[str, Any] = {
@@ -69,28 +68,6 @@ def test_attempt_lines_are_refused_by_kind(line: object) -> None:
 def test_attempt_lines_survive_a_round_trip() -> None:
     begun = rounds.begun(3)
     assert ATTEMPT_LINE.validate_python(begun.dump()) == begun
-
-
-def test_parts_of_a_row_say_what_its_fields_say() -> None:
-    """The row stays flat on disk; the parts are views of it."""
-    row = rounds.row(
-        3, delta_ler=2e-3, ler_plain_classical=0.01, val_shots=1000, val_errors_plain=10, val_errors_predecoder=8,
-        val_fixed=3, val_broken=1, fork_from=("exp/a/01-x", "exp/a/02-y"), fork_from_canonical="exp/a/01-x|exp/a/02-y",
-        compose_mode="pure", verify_verdict="INCONCLUSIVE", verify_reasons=("inconclusive",),
-        delta_vs_baseline_holdout=1e-3, delta_holdout_low=None, delta_holdout_high=None, relative_holdout=0.1,
-        relative_holdout_low=0.05, relative_holdout_high=0.15, holdout_shots=50_000, delta_simultaneous_low=-1e-3,
-        delta_simultaneous_high=2e-3, beats_panel={"mwpm": True, "mwpm_correlated": False}, n_params=7,
-    )  # fmt: skip
-    validation, verification = row.validation, row.verification
-    assert validation is not None and verification is not None
-    assert validation.counts == PairedCounts(shots=1000, errors_reference=10, errors_candidate=8, fixed=3, broken=1)
-    assert validation.relative == pytest.approx(0.2)
-    assert verification.verdict == "INCONCLUSIVE"
-    assert verification.gain == Estimate(1e-3, None, None)
-    assert verification.relative_gain == Estimate(0.1, 0.05, 0.15)
-    assert verification.simultaneous == (-1e-3, 2e-3) and verification.unbeaten == ["mwpm_correlated"]
-    assert row.nomination.verdict == row.verdict and row.training.n_params == 7
-    assert set(row.dump()) == set(HistoryRow.model_fields)
 
 
 def test_parts_without_figures_are_none() -> None:

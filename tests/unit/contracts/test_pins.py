@@ -83,18 +83,3 @@ def test_several_circuits_pin_the_type_whose_weights_fit_all() -> None:
     with pytest.raises(ContractError, match="3 circuits, and weights of type `gnn` belong to one circuit") as error:
         family_pins({"type": "gnn"}, 3)
     assert "type=local" in str(error.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("pins", "message"),
-    [
-        ({"gate": 40}, "field `gate`: Input should be less than or equal to 30"),
-        ({"gate": "high"}, "field `gate`: Input should be a valid number, unable to parse string as a number"),
-        ({"gate.share": 2}, "field `gate.share`: Input should be less than 1"),
-        ({"gate.share": "a"}, "field `gate.share`: Input should be a valid number, unable to parse string as a number"),
-    ],
-)
-def test_messages_on_a_gate_name_its_field_alone(pins: dict[str, Any], message: str) -> None:
-    with pytest.raises(ContractError) as error:
-        validate_pins(pins)
-    assert error.value.message == message

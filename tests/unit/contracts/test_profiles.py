@@ -39,9 +39,3 @@ def test_default_scale_of_dev_grows_with_the_matching_graph_up_to_a_cap(
 def test_scale_out_of_range_is_refused(scale: float) -> None:
     with pytest.raises(UsageError, match="lies outside 0.01 to 1000"):
         profile_of("smoke", scale)
-
-
-def test_unknown_profile_is_refused_with_the_names() -> None:
-    with pytest.raises(UsageError, match="unknown profile 'huge'") as error:
-        profile_of("huge")
-    assert error.value.hint == "one of smoke, dev, prod"

@@ -12,7 +12,6 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.orchestrator.budget import used_hours
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.round_recorder import deleted_row, restored_row, verified_row
-from autoqec.store import atomic
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -35,10 +34,6 @@ def recorded(memory: RunMemory, row: HistoryRow) -> None:
     memory.layout.round(row.round).dir.mkdir(exist_ok=True)
     memory.append_round(row)
     memory.rebuild_views()
-
-
-def on_disk(memory: RunMemory) -> dict[Path, str]:
-    return {path: path.read_text(encoding="utf-8") for path in memory.views()}
 
 
 def row_of(number: int, kind: str, figure: int) -> HistoryRow:
@@ -82,17 +77,6 @@ def test_state_follows_the_history_as_it_grows(
     assert fresh.state == fold(fresh.history.rows()) == memory.state and fresh.stale_views() == []
 
 
-def test_history_restored_from_a_backup_is_reread(tmp_path: Path) -> None:
-    memory = started(tmp_path)
-    for number in (1, 2, 3):
-        recorded(memory, rounds.row(number))
-    lines = memory.layout.history.read_bytes().splitlines(keepends=True)
-    atomic.write_bytes(memory.layout.history, b"".join(lines[:2]))
-    memory.rebuild_views()
-    assert [row["round"] for row in memory.l2_for_ideator(ENV, rounds.CONFIG).history] == [1, 2]
-    assert on_disk(memory) == RunMemory(memory.layout.root).views()
-
-
 def test_totals_count_each_round_once() -> None:
     rows = [row_of(n, kind, n) for n, kind in enumerate(["VERIFIED", "quiet", "lost", "FAILED"], start=1)]
     totals = fold([*rows, follow_up(rows[1], "VERIFIED"), follow_up(rows[2], "FAILED")]).totals
@@ -104,14 +88,3 @@ def test_round_measured_once_counts_once_for_the_budget() -> None:
     row = rounds.row(1, verify_verdict=None, train_wallclock_s=3600.0, eval_wallclock_s=0.0)
     later = verified_row(row, "attempt-1", rounds.report(1))
     assert used_hours(fold([row, later]), "compute") == 1.0
-
-
-def test_charges_are_read_from_the_file(tmp_path: Path) -> None:
-    memory = started(tmp_path)
-    for number in (1, 2):
-        for line in (rounds.begun(number), rounds.planned(number), rounds.charged(number)):
-            memory.history.append_attempt(line)
-        assert [line.round for line in memory.attempt_state.registered_tests] == [1, 2][:number]
-    lines = memory.layout.attempts.read_bytes().splitlines(keepends=True)
-    atomic.write_bytes(memory.layout.attempts, b"".join(lines[:3]))
-    assert [line.round for line in memory.attempt_state.registered_tests] == [1]

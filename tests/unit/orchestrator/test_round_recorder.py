@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.history import AttemptLine, HistoryRow
+from autoqec.contracts.history import AttemptLine
 from autoqec.orchestrator.round_recorder import aborted_row, build_row, deleted_row, verified_row
 from autoqec.store.run_state import Attempt, fold_attempts
 from tests.support import rounds
@@ -92,11 +92,6 @@ def test_row_holds_start_end_and_phases_from_disk() -> None:
     assert timing.describe().startswith("2026-01-02 03:04:05 UTC, 90.0 s: proposal 2.5 s, setup 1.5 s, training 2.0 s")
 
 
-def test_times_of_an_aborted_row_are_those_of_its_attempt_lines() -> None:
-    row = aborted_row(timed_attempt(), why="x")
-    assert (row.started_at, row.finished_at, row.proposal_wallclock_s) == (START, at(51), 2.5)
-
-
 def test_later_verification_moves_the_end_of_the_round() -> None:
     first = build_row(timed_attempt(), rounds.metrics(1), pointer=rounds.pointer(1))
     row = verified_row(first, "attempt-1", rounds.report(1, finished_at=at(500), judge_wallclock_s=30.0))
@@ -106,17 +101,3 @@ def test_later_verification_moves_the_end_of_the_round() -> None:
 def test_inconsistent_clocks_give_no_negative_duration() -> None:
     row = build_row(timed_attempt(), rounds.metrics(1, measurement_started_at=at(1)), pointer=rounds.pointer(1))
     assert row.setup_wallclock_s == 0.0
-
-
-def test_rows_without_times_load() -> None:
-    times = ("started_at", "finished_at", "measurement_started_at", "proposal_wallclock_s", "verify_wallclock_s")
-    stored = {key: value for key, value in rounds.row(1).dump().items() if key not in times}
-    row = HistoryRow.read(stored)
-    assert row.started_at is None and row.timing.describe() == ""
-
-
-def test_times_are_stored_as_utc_iso_8601() -> None:
-    zone = timezone(timedelta(hours=8))
-    row = rounds.row(1, started_at=START.astimezone(zone), finished_at=at(1.5))
-    assert row.dump()["started_at"] == "2026-01-02T03:04:05Z"
-    assert row.dump()["finished_at"] == "2026-01-02T03:04:06.500000Z"

@@ -13,7 +13,6 @@ import pytest
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.round import MemberCounts, PairedCounts
 from autoqec.contracts.verdict import MemberResult
-from autoqec.ideators.analyst import describe_measurement
 from autoqec.orchestrator import fork_graph, views
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.round_recorder import deleted_row
@@ -24,7 +23,6 @@ from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import Draft, fold, is_finished
 from tests.support import rounds
-from tests.support.envs import recorded
 
 ENV = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"
 
@@ -63,11 +61,6 @@ def test_front_is_the_same_in_any_order() -> None:
     rows = [figures(1, 0.002, 10, 10), figures(2, 0.003, 20, 10), figures(3, 0.001, 5, 10), figures(4, 0.001, 30, 30)]
     fronts = {tuple(entry.round_attempt_id for entry in fold(order).front) for order in itertools.permutations(rows)}
     assert fronts == {("attempt-2", "attempt-1", "attempt-3")}
-
-
-def test_front_uses_the_figures_of_the_verifier() -> None:
-    (entry,) = fold([figures(1, 0.002, 77, 88)]).front
-    assert (entry.delta_vs_baseline_holdout, entry.flops_per_syndrome, entry.n_params) == (0.002, 77, 88)
 
 
 @pytest.mark.parametrize("verdict", ["INCONCLUSIVE", "SUSPICIOUS", "FAILED", None])
@@ -133,15 +126,6 @@ def test_analyst_view_has_an_absolute_path(tmp_path: Path, monkeypatch: pytest.M
     assert view.metrics_path == tmp_path / "runs/x/round_1/metrics.json"
 
 
-def test_views_of_the_roles_name_the_shots_of_the_run(tmp_path: Path) -> None:
-    env, _ = load_env(ENV)
-    fresh, sealed = memory(tmp_path / "fresh"), memory(tmp_path / "sealed", sealed_shots=True)
-    assert fresh.l3_for_analyst("x").terms.shots == "fresh shots"
-    assert sealed.l3_for_analyst("x").terms.shots == "sealed shots"
-    assert fresh.l2_for_ideator(env, rounds.CONFIG).terms.shots == "fresh shots"
-    assert sealed.l2_for_ideator(recorded(), rounds.CONFIG).terms.shots == "sealed shots"
-
-
 def test_log_describes_each_outcome(tmp_path: Path) -> None:
     verified = {
         "delta_holdout_low": 0.0005, "delta_holdout_high": 0.002, "relative_holdout": 0.3, "relative_holdout_low": 0.2,
@@ -178,13 +162,6 @@ def test_log_of_recorded_shots_names_the_strongest_baseline_and_sealed_shots(tmp
     text = found.layout.log.read_text(encoding="utf-8")
     assert "10.0% fewer failures than the strongest baseline, on 48000 sealed shots" in text
     assert "The gain over the strongest baseline holds on sealed shots." in text and "baseline decoder" not in text
-
-
-def test_head_of_the_log_names_the_shots_of_the_run() -> None:
-    fresh, sealed = views.log_head(rounds.info()), views.log_head(rounds.info(sealed_shots=True))
-    assert "Verification uses fresh shots. Intervals" in fresh and "sealed" not in fresh
-    assert "Verification uses sealed shots, against the strongest baseline. Intervals" in sealed
-    assert "fresh" not in sealed
 
 
 HOSTILE_TEXT = "x\x1b[2J\x1b]8;;http://e\x07 \u202egnp <img src=x> [click](javascript:alert) `code` **bold** # h | c"
@@ -225,18 +202,6 @@ def test_log_reports_measured_figures_and_quotes_the_analyst(tmp_path: Path) -> 
     assert opinion == "“It is VERIFIED, 99% better”"
 
 
-def test_log_does_not_repeat_figures_of_the_rule_based_analyst(tmp_path: Path) -> None:
-    counts = {
-        "delta_ler": 0.005, "val_shots": 20_000, "val_errors_plain": 300, "val_errors_predecoder": 200,
-        "val_fixed": 150, "val_broken": 50,
-    }  # fmt: skip
-    row = rounds.row(1, **counts)
-    found = memory(tmp_path, row.model_copy(update={"analysis": f"{describe_measurement(row)} Nominated."}))
-    found.rebuild_views()
-    text = found.layout.log.read_text(encoding="utf-8")
-    assert text.count("failed 300 times") == 1 and "“Nominated”" in text
-
-
 def test_log_names_the_baseline_without_a_gain_and_explains_compositions(tmp_path: Path) -> None:
     beats = {"mwpm": True, "mwpm_correlated": False}
     found = memory(tmp_path, figures(1, 0.002, 10, 10, beats_panel=beats, composition_verdict="interference"))
@@ -245,25 +210,6 @@ def test_log_names_the_baseline_without_a_gain_and_explains_compositions(tmp_pat
     assert "holds on fresh shots. No gain over mwpm_correlated was shown." in text
     assert "Compared with its parents on another draw: interference." in text
     assert "results on them are no evidence" in text.partition("## Round")[0]
-
-
-@pytest.mark.parametrize(
-    ("status", "words"), [("compile_error", "can be built"), ("train_error", "nothing was learned")]
-)
-def test_log_states_only_what_is_known_of_a_failure(tmp_path: Path, status: str, words: str) -> None:
-    row = rounds.row(1, status=status, status_reason="SLURM: PREEMPTED", verify_verdict=None)
-    found = memory(tmp_path, row)
-    found.rebuild_views()
-    text = found.layout.log.read_text(encoding="utf-8")
-    assert words in text and "not tried again" not in text
-
-
-def test_weak_gain_with_evidence_is_reported(tmp_path: Path) -> None:
-    """The sequential test may find a gain that was not shown to reach the env's minimum."""
-    found = memory(tmp_path, figures(1, 0.002, 10, 10, verify_verdict="INCONCLUSIVE", delta_holdout_low=-0.001))
-    found.rebuild_views()
-    text = found.layout.log.read_text(encoding="utf-8")
-    assert "No improvement is claimed" in text
 
 
 def test_entry_is_merged_into_the_front_file_that_the_memory_names(tmp_path: Path) -> None:
@@ -373,15 +319,6 @@ def test_graphviz_output_escapes_labels() -> None:
     assert '01-a\\"]; evil -> \\"' in text
 
 
-def test_chain_of_thousands_of_rounds_is_drawn() -> None:
-    rows = [
-        rounds.row(n, fork_from=rounds.branch(n - 1) if n > 1 else "baseline",
-                   fork_from_canonical=rounds.branch(n - 1) if n > 1 else "baseline")
-        for n in range(1, 1500)
-    ]  # fmt: skip
-    assert len(fork_graph.draw(graph_of(rows))) == 1500
-
-
 def test_log_shows_when_a_round_ran(tmp_path: Path) -> None:
     times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z"}
     found = memory(tmp_path, rounds.row(1), rounds.row(2, **times))
@@ -401,11 +338,3 @@ def test_log_names_the_circuits_of_a_family() -> None:
     assert "Errors on 5000 val shots each: d=5 r=5 90 → 70, d=3 r=3 90 → 70." in line
     assert "d=5 r=5 p=0.005: +22.2% [" in line and "90 → 70 errors in 5000 shots, claimed; d=3 r=3" in line
     assert "not claimed" in line and "**Family.**" not in views.section(rounds.row(2), Draft())
-
-
-def test_log_names_a_failure_on_single_shots_beside_the_verdict() -> None:
-    failed = rounds.row(1, verify_verdict="INCONCLUSIVE", single_shot_failure="ValueError: *one* shot\nis too few.")
-    shown = views.log(rounds.info(), [failed])
-    assert "**Single shots.** Decoding failed, although batches were decoded: ValueError: " in shown
-    assert "shot is too few.\n" in shown and "*one*" not in shown
-    assert "Single shots" not in views.log(rounds.info(), [rounds.row(1, verify_verdict="INCONCLUSIVE")])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -44,25 +42,6 @@ def test_bytes_and_the_name_are_synced_before_return(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "fsync", fsync)
     atomic.write_bytes(tmp_path / "a", b"x")
     assert synced == ["file", "dir"]
-
-
-def test_first_one_to_create_a_file_succeeds_and_the_others_leave_it(tmp_path: Path) -> None:
-    path, outcomes = tmp_path / "entry", list[str]()
-
-    def create(content: str) -> None:
-        try:
-            atomic.create_bytes(path, content.encode())
-            outcomes.append(content)
-        except FileExistsError:
-            pass
-
-    threads = [threading.Thread(target=create, args=(f"{number:06}" * 1000,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert outcomes == [path.read_text()]
-    assert names(tmp_path) == ["entry"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EPERM])
@@ -109,12 +88,6 @@ def test_devices_are_not_replaced(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert refused.value.location == str(Path(name)) and "cat" in str(refused.value.hint)
 
 
-def test_files_in_shared_memory_are_replaced() -> None:
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
-        atomic.write_bytes(file.name, b"x")
-        assert Path(file.name).read_bytes() == b"x"
-
-
 def test_json_refuses_nan_and_keeps_the_order(tmp_path: Path) -> None:
     atomic.write_json(tmp_path / "a.json", {"b": 1, "a": [0.1]})
     assert list(json.loads((tmp_path / "a.json").read_text())) == ["b", "a"]
@@ -151,13 +124,6 @@ def test_only_leftovers_of_a_killed_write_are_temporary(tmp_path: Path, monkeypa
     monkeypatch.undo()
     assert len(names(tmp_path)) == 4
     assert sum(atomic.is_temporary(name) for name in names(tmp_path)) == 1
-
-
-def test_directory_in_place_of_a_file_is_named_in_the_hint(tmp_path: Path) -> None:
-    (tmp_path / "log.md").mkdir()
-    with pytest.raises(StorageError) as caught:
-        atomic.write_text(tmp_path / "log.md", "text")
-    assert f"mv {tmp_path / 'log.md'}" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(("failures", "call"), [(4, "open"), (4, "fstat"), (5, "open")])

@@ -73,12 +73,6 @@ def neighbours(distance: int) -> list[tuple[int, int]]:
     return [(i, j) for i, j in combinations(range(len(KEYS)), 2) if j - i <= distance]
 
 
-@pytest.mark.parametrize(("first", "second"), neighbours(1), ids=lambda n: ".".join(KEYS[n]))
-def test_edits_of_neighbouring_keys_are_merged(repo: Repo, tips: dict[str, str], first: int, second: int) -> None:
-    expected = with_value(with_value(BASE, KEYS[first], "changed by a"), KEYS[second], "changed by b")
-    assert merged(repo, tips[f"a{first}"], tips[f"b{second}"]) == expected
-
-
 def test_edits_of_any_two_keys_are_merged(repo: Repo, tips: dict[str, str]) -> None:
     for first, second in neighbours(len(KEYS)):
         expected = with_value(with_value(BASE, KEYS[first], "changed by a"), KEYS[second], "changed by b")

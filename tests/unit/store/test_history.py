@@ -226,15 +226,6 @@ def test_broken_chain_names_file_and_line(history: History, damage: str) -> None
     assert found.value.location == f"{path}:{place}" and found.value.exit_code == 3
 
 
-def test_attempt_lines_are_chained_too(history: History) -> None:
-    for number in (1, 2, 3):
-        history.append_attempt(begun(number))
-    lines = stored(history.layout.attempts)
-    history.layout.attempts.write_bytes(lines[0] + lines[2])
-    with pytest.raises(ManualInterventionRequired, match="hash chain is broken"):
-        History(history.layout).attempts()
-
-
 @pytest.mark.parametrize("end", ["cut", "replaced", "empty", "missing"])
 def test_row_shows_that_the_end_of_the_attempts_is_gone(history: History, end: str) -> None:
     """Lines of rounds without a row of their own; the chain of what is left is intact."""

@@ -50,12 +50,6 @@ def test_killed_repair_saves_the_same_file_again(tmp_path: Path) -> None:
     assert len(list((tmp_path / "salvage").iterdir())) == 1
 
 
-def test_complete_file_is_not_salvaged(tmp_path: Path) -> None:
-    jsonl.append(tmp_path / "h.jsonl", {"n": 0})
-    jsonl.append(tmp_path / "h.jsonl", {"n": 1})
-    assert [entry.name for entry in tmp_path.iterdir()] == ["h.jsonl"]
-
-
 @pytest.mark.parametrize("written", [0, 4, None])
 def test_full_disk_leaves_the_file_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int | None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 
 import pytest
 
-import autoqec
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store.files import dump_config
 from autoqec.store.layout import RoundLayout
-from autoqec.store.round_files import RoundFiles, load_contract, load_round, read_contract, read_metrics
+from autoqec.store.round_files import RoundFiles, load_contract, load_round, read_contract
 from tests.support import rounds
 
 
@@ -46,27 +44,7 @@ def test_damaged_file_is_skipped_or_reported(layout: RoundLayout, damage: str) -
     assert str(layout.metrics) in str(caught.value)
 
 
-def test_required_metrics_must_exist(layout: RoundLayout) -> None:
-    assert read_metrics(layout.metrics) == rounds.metrics(1)
-    layout.metrics.unlink()
-    assert read_contract(layout.metrics, RoundMetrics) is None
-    with pytest.raises(ContractError, match="is missing"):
-        read_metrics(layout.metrics)
-
-
 def test_unreadable_file_is_skipped(layout: RoundLayout) -> None:
     layout.report_json.unlink()
     layout.report_json.mkdir()
     assert load_contract(layout.report_json, VerifyReport) is None
-
-
-def test_no_other_module_parses_these_files() -> None:
-    root = Path(autoqec.__file__).parent
-    readers = {"RoundMetrics.read", "VerifyReport.read", "Manifest.read"}
-    found = {
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in readers
-    }
-    assert found == {"verification/job.py"}, "the result of a job is a message that holds the report"

@@ -116,4 +116,4 @@ def test_model_runs_with_its_share_of_the_budget(
     found = scores(capsys)
     assert found["llm"]["built"] < 0.7 < found["tpe"]["built"], "rounds that the search took over are not its own"
     (info, *_) = (tmp_path / "runs").glob("llm-*/runs/*/run.json")
-    assert json.loads(info.read_text(encoding="utf-8"))["settings"]["budget"] == {"tokens": 4_500_000}
+    assert json.loads(info.read_text(encoding="utf-8"))["budget"] == {"tokens": 4_500_000}

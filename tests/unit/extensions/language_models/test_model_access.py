@@ -1,4 +1,4 @@
-"""What the job of a detached run needs to ask language models."""
+"""Addresses of language models that jobs of a detached run reach."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import socket
 
 import pytest
 
+from autoqec.contracts.run_spec import RunSpec
 from autoqec.errors import UsageError
 from autoqec.extensions.language_models import model_access
-from autoqec.extensions.language_models.plugin import ModelOptions, ModelSettings
+from autoqec.extensions.language_models.plugin import ModelOptions, ModelSettings, plugin
 
 
-def asked(backend: str = "openai", base_url: str | None = None, *, cassette: str | None = None) -> ModelOptions:
+def asked(backend: str = "openai", base_url: str | None = None, *, cassette: bool = False) -> ModelOptions:
     model = ModelSettings(backend=backend, model="a-model", base_url=base_url)
-    return ModelOptions(models={"coder": model}, cassette=cassette)
+    return ModelOptions(models={"coder": model}, cassette="tape.jsonl" if cassette else None)
 
 
 @pytest.fixture(autouse=True)
-def no_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
 
@@ -29,7 +30,8 @@ def test_address_of_this_machine_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="endpoint of the coder") as refused:
         model_access.require_reachable(asked(base_url=url))
     assert f"AUTOQEC_CODER_BASE_URL=http://{socket.gethostname()}" in str(refused.value.hint)
-    model_access.require_reachable(asked(base_url=url, cassette="a.jsonl"))
+    model_access.require_reachable(asked(base_url=url, cassette=True))
+    plugin.variables_elsewhere(RunSpec().with_block(asked(base_url=url)), same_machine=True)
 
 
 @pytest.mark.parametrize("url", [None, "https://gateway.example.org/v1", "http://10.0.0.5:8000", "http://[bad"])
@@ -58,9 +60,7 @@ def test_impossible_port_is_refused(port: str) -> None:
         model_access.require_reachable(asked(base_url=f"http://localhost:{port}"))
 
 
-@pytest.mark.parametrize(
-    ("options", "is_asked"), [(asked(), True), (asked(cassette="a.jsonl"), False), (ModelOptions(), False)]
-)
+@pytest.mark.parametrize(("options", "is_asked"), [(asked(), True), (ModelOptions(), False)])
 def test_job_sees_keys_and_connection_only_if_it_asks_a_model(options: ModelOptions, is_asked: bool) -> None:
     names = {"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "HTTPS_PROXY", "CODEX_HOME", "SSL_CERT_FILE"}
     assert names & set(model_access.exported_variables(options)) == (names if is_asked else set())

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.verdict import SequentialTest
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.orchestrator.recovery.state import BranchTip, OpenRound, RecoveryAction, RunInspection
-from autoqec.qec.stats import NO_PAIRS
 from autoqec.store.layout import RunLayout, quarantine_branch_of
 from autoqec.store.run_state import fold_attempts
 from tests.support import rounds
@@ -87,16 +85,6 @@ def test_code_commit_is_quarantined_with_its_attempt_id() -> None:
         sha("code 1"),
     )
     assert kinds(actions) == ["move_ref", "pin", "append_row", "views"]
-
-
-def test_quarantined_but_unrecorded_round_needs_only_its_row() -> None:
-    quarantined = quarantine_branch_of(branch(1))
-    actions = plan_recovery(
-        state(*LINES, branches={quarantined: pointer_tip(1)}, pointers={quarantined: rounds.pointer(1)})
-    )
-    row = only_row(actions)
-    assert (row.branch, row.commit_sha) == (quarantined, sha("code 1"))
-    assert "move_ref" not in kinds(actions)
 
 
 def test_interrupted_rename_is_completed() -> None:
@@ -188,11 +176,6 @@ def test_measured_round_whose_branch_is_checked_out_pauses() -> None:
     assert kinds(plan_recovery(measured(checked_out=frozenset({branch(1)})))) == ["pause"]
 
 
-def test_two_branches_of_an_unrecorded_round_pause() -> None:
-    tips = {branch(1): BranchTip(sha("one")), quarantine_branch_of(branch(1)): BranchTip(sha("other"))}
-    assert kinds(plan_recovery(state(*LINES, branches=tips))) == ["pause"]
-
-
 def test_checked_out_branch_keeps_its_name_when_quarantined() -> None:
     tip = BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
     found = {"branches": {branch(1): tip}, "checked_out": frozenset({branch(1)})}
@@ -240,18 +223,6 @@ def test_verified_row_that_contradicts_its_files_pauses(row: dict[str, Any], mes
 def test_verified_row_without_its_attempt_lines_pauses(lines: Any) -> None:
     actions = plan_recovery(state(*lines, **recorded(1)))
     assert set(kinds(actions)) == {"pause"} and "attempts.jsonl" in actions[0].why
-
-
-def test_report_with_another_place_in_the_stream_pauses() -> None:
-    test = SequentialTest(
-        counts=NO_PAIRS, e_value=50.0, e_value_harm=0.0, threshold=40.0, alpha_t=0.025, attempt_index=1,
-        discoveries_before=0, stopped_by="evidence",
-    )  # fmt: skip
-    reports = {"attempt-1": rounds.report(1, test=test)}
-    assert plan_recovery(state(*VERIFIED, **recorded(1) | {"reports": reports})) == []
-    later = (*LINES, rounds.nominated(1), rounds.charged(1).model_copy(update={"attempt_index": 7}))
-    actions = plan_recovery(state(*later, **recorded(1) | {"reports": reports}))
-    assert kinds(actions) == ["pause"] and "attempt_index is 7 in the run's files and 1 in the report" in actions[0].why
 
 
 @pytest.mark.parametrize(
@@ -383,13 +354,6 @@ def test_missing_commit_of_an_unfinished_round_pauses(name: str) -> None:
     actions = plan_recovery(state(*LINES, branches={name: tip}, missing=frozenset({tip.sha})))
     assert [(action.kind, action.branch) for action in actions] == [("pause", name)]
     assert f"git update-ref -d refs/heads/{name}" in (actions[0].hint or "")
-
-
-def test_missing_pin_is_created() -> None:
-    actions = plan_recovery(state(*VERIFIED, **(recorded(1) | {"pins": {}})))
-    assert [(action.kind, action.branch, action.sha) for action in actions] == [
-        ("pin", LAYOUT.pin("attempt-1"), sha("pointer 1"))
-    ]
 
 
 def test_leftovers_are_removed_first_and_views_written_last() -> None:
