@@ -69,9 +69,9 @@ class GitReader:
             )
         return text(out).strip()
 
-    def head_ref(self, worktree: Path | None = None) -> str | None:
+    def head_ref(self) -> str | None:
         """Return the short name of the branch that is checked out; None if HEAD is detached."""
-        status, out, _ = self._run(["symbolic-ref", "-q", "HEAD"], worktree=worktree)
+        status, out, _ = self._run(["symbolic-ref", "-q", "HEAD"])
         return text(out).strip().removeprefix("refs/heads/") if status == 0 else None
 
     def rev_parse(self, rev: str) -> str | None:

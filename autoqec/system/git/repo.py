@@ -204,17 +204,20 @@ class Repo(GitReader):
                 raise GitError(f"{path!r} is not a path inside a worktree", location=str(worktree))
         literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
         with repository_lock(self.common) as lock:
-            if (found := self.head_ref(worktree)) != branch:
-                message = f"{found or 'no branch'} is checked out there, so nothing is committed to {branch}"
+            status, out, _ = self._run(
+                ["rev-parse", "HEAD^{commit}", "--symbolic-full-name", "HEAD"], worktree=worktree
+            )
+            head, _, ref = text(out).strip().partition("\n")
+            if status != 0 or ref != f"refs/heads/{branch}":
+                message = f"not on branch {branch}, so nothing is committed to it"
                 raise UsageError(message, location=str(worktree), hint=f"git -C {worktree} switch {branch}")
-            head = self.head_sha(worktree)
             for is_last_try in (False, True):
                 try:
                     self._git("read-tree", "--end-of-options", head, worktree=worktree, lock=lock)
                     self._git("add", "-A", "-f", "--", *literal, worktree=worktree, lock=lock)
                     tree = self._line("write-tree", worktree=worktree, lock=lock)
                     sha = self._commit_tree(tree, [head], format_message(message, dict(trailers or {})))
-                    self._write_refs([RefUpdate(f"refs/heads/{branch}", sha, head)], lock)
+                    self._write_refs([RefUpdate(ref, sha, head)], lock)
                     break
                 except PrunedObjectError:
                     if is_last_try:

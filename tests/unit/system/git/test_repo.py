@@ -71,7 +71,7 @@ def test_other_branch_in_the_worktree_is_never_committed_to(repo: Repo) -> None:
     path, tip = grow(repo, base="x")
     for arguments in (["switch", "-q", "-c", "mine"], ["checkout", "-q", "--detach"]):
         git(path, *arguments)
-        with pytest.raises(UsageError, match="checked out") as refused:
+        with pytest.raises(UsageError, match="nothing is committed") as refused:
             repo.commit(path, BRANCH, ["base.txt"], "x")
         assert repo.rev_parse("mine") == repo.rev_parse(BRANCH) == repo.head_sha(path) == tip
     subprocess.run(str(refused.value.hint).replace(str(path), "."), shell=True, cwd=path, check=True)
