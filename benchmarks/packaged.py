@@ -11,8 +11,7 @@ from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.latency import decode_one_by_one
 from autoqec.models import model_env, model_path
 from autoqec.qec import backends, sampling
-from autoqec.qec.stats import count_pairs, error_mask, paired_effect
-from autoqec.qec.timing import latency_quantiles
+from autoqec.qec.stats import count_pairs, error_mask, latency_quantiles, paired_effect
 from benchmarks.gated import FIRST_SEED, REPEATS, median_cpu_us
 from benchmarks.problems import surface
 from benchmarks.table import Row

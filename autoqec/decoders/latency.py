@@ -16,7 +16,7 @@ from autoqec.decoders.decoding import CHUNK, CheckpointDecoder
 from autoqec.decoders.gating import make_decoder
 from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem
-from autoqec.qec.timing import cpu_timed, latency_quantiles
+from autoqec.qec.stats import cpu_timed, latency_quantiles
 
 WARM_UP_SHOTS, WARM_UP_S = 20, 1.0  # caches and lazily built tables, until the first of them; not measured
 REPEATS, ENOUGH_CPU_S = 5, 2.0  # of the prediction of a time ratio, which ends at the first of them

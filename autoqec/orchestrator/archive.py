@@ -168,15 +168,15 @@ def _is_private(name: PurePath) -> bool:
 
 def _shot_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
     """Sample the shots of every verification again from the published secret; shots of an archive are in `shots`."""
-    from autoqec.verification import shot_cache
+    from autoqec.verification import shot_stream
 
     secret = read_published_secret(layout)
     env = files.load_env(layout.env)[0]
     for round_state in History(layout).state().rounds.values():
         saved_report = read_contract(layout.round(round_state.row.round).report_json, VerifyReport)
         if saved_report is not None:
-            for digest, data in shot_cache.redraw_chunks(saved_report, env, secret):
-                path = layout.shots / shot_cache.file_name(digest)
+            for digest, data in shot_stream.redraw_chunks(saved_report, env, secret):
+                path = layout.shots / shot_stream.chunk_file_name(digest)
                 yield path.relative_to(layout.root).as_posix(), data
 
 

@@ -160,7 +160,7 @@ def check_env(env: EnvSpec, config: dict[str, Any], spec: RunSpec) -> NetworkOpt
         UsageError: A circuit cannot be decoded, a round would need more memory than there is, no network is within the
             env's limits, the circuits of a family cannot share weights, or a gate is pinned that no network can have.
     """
-    from autoqec.decoders.feasibility import require_feasible_limits
+    from autoqec.decoders.cost_limits import require_feasible_limits
 
     here, profile = spec.executor == "local", profile_of(spec.profile)
     if here and spec.pins:

@@ -34,7 +34,15 @@ PACKAGES = (
     "anthropic",
 )
 # The packages whose code can change a figure or a verdict; everything else shows, proposes or stores.
-RESULT_PACKAGES = ("contracts", "qec", "decoders", "runner", "verification")
+RESULT_PACKAGES = (
+    "contracts",
+    "qec",
+    "decoders",
+    "runner",
+    "verification",
+    "extensions/recorded",
+    "extensions/training_loops",
+)
 _PACKAGE = PACKAGE_DIR.resolve()
 _EDITABLE_MODULES = _PACKAGE / "decoders" / "modules"
 

@@ -14,8 +14,7 @@ from autoqec.qec import backends
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, sample, unpack
-from autoqec.qec.stats import error_mask, rate
-from autoqec.qec.timing import cpu_timed
+from autoqec.qec.stats import cpu_timed, error_mask, rate
 from autoqec.verification.shot_stream import CHUNK
 
 REFERENCE_SEED = 2**62  # public, and disjoint from every candidate's seeds

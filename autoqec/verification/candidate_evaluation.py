@@ -1,12 +1,14 @@
-"""Evaluate one candidate on the verification's shots: sample, request log-odds, decode, score.
+"""Evaluate one candidate on the verification's shots: sample, request log-odds, decode, score, repeat for guards.
 
 Memory: two chunks at a time.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -15,18 +17,22 @@ from numpy.typing import NDArray
 
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.round import PairedCounts
-from autoqec.contracts.verdict import PairedEffect, StoppedBy
-from autoqec.decoders import gating
+from autoqec.contracts.verdict import Latency, LatencyScope, PairedEffect, StoppedBy
+from autoqec.decoders import gating, latency
 from autoqec.decoders.gating import GatedDecoder, Selection
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots
-from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
-from autoqec.qec.timing import cpu_timed
+from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, cpu_timed, error_mask, latency_quantiles, paired_effect
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
-from autoqec.verification.guard_shots import MAX_EXTRA_CHUNKS, GuardChunk, GuardShots, derangement
+from autoqec.verification.candidate.protocol import LATENCY_LIMIT_S
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_stream import ShotStream
+
+GUARD_SHOTS = 5_000  # shots that reached the network, in all kept requests together
+MIN_REQUESTS = 2
+MAX_EXTRA_CHUNKS = 20  # drawn for the guards alone if test and effect draw sent too few shots
+UNEVEN_BATCH_SIZES = (1, 7, 64, 999)  # batch sizes that batch independence is tested with, in turn
 
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float32]
@@ -273,3 +279,180 @@ def same_edges(first: Problem, second: Problem) -> bool:
     """Return whether log-odds for the edges of the first problem apply to those of the second."""
     pairs = ((first.H, second.H), (first.L, second.L), (first.graph.mechanism_to_edge, second.graph.mechanism_to_edge))
     return all(a.shape == b.shape and (a != b).nnz == 0 for a, b in pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class GuardChunk:
+    """Shots that the candidate answered in one request, with its answers and their predictions."""
+
+    shots: Shots
+    log_odds: FloatArray
+    predictions: BoolArray
+
+    @classmethod
+    def joined(cls, chunks: Sequence[GuardChunk]) -> GuardChunk:
+        """Return several chunks as one."""
+        shots = Shots(
+            np.concatenate([chunk.shots.detection_events for chunk in chunks]),
+            np.concatenate([chunk.shots.observables for chunk in chunks]),
+        )
+        return cls(
+            shots,
+            np.concatenate([chunk.log_odds for chunk in chunks]),
+            np.concatenate([chunk.predictions for chunk in chunks]),
+        )
+
+
+class GuardShots:
+    """A secret random choice of the requests of test and effect draw.
+
+    A candidate cannot know which requests are kept, and late ones are kept as often as early ones.
+
+    Args:
+        rng: Secret generator of the choice.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._kept: list[tuple[float, GuardChunk]] = []
+
+    def offer(self, chunk: GuardChunk) -> None:
+        """Keep an answered request, or not. The requests with the smallest random keys stay, until there are enough."""
+        if not len(chunk.shots):
+            return
+        key = float(self._rng.random())
+        if self.enough and key > self._kept[-1][0]:
+            return
+        bisect.insort(self._kept, (key, chunk), key=lambda kept: kept[0])
+        while _enough(self._kept[:-1]):
+            self._kept.pop()
+
+    @property
+    def n_shots(self) -> int:
+        """Number of kept shots."""
+        return sum(len(chunk.shots) for _, chunk in self._kept)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the guards have as many shots as they ask for."""
+        return _enough(self._kept)
+
+    @property
+    def requests(self) -> list[GuardChunk]:
+        """The kept requests, as they were sent."""
+        return [chunk for _, chunk in self._kept]
+
+
+def _enough(kept: Sequence[tuple[float, GuardChunk]]) -> bool:
+    return len(kept) >= MIN_REQUESTS and sum(len(chunk.shots) for _, chunk in kept) >= GUARD_SHOTS
+
+
+def repeated_answers(client: CandidateClient, requests: Sequence[GuardChunk]) -> FloatArray | None:
+    """Send the requests again, each as it was.
+
+    Returns:
+        The answers one after the other, float32 [n, n_edges]; None if one is missing.
+    """
+    answers = []
+    for chunk in requests:
+        client.send(chunk.shots.detection_events)
+        answer = client.receive(chunk.log_odds.shape[1])
+        if isinstance(answer, CandidateFailure):
+            return None
+        answers.append(answer)
+    return np.concatenate(answers)
+
+
+def rebatched_answers(client: CandidateClient, guard_chunk: GuardChunk, order: NDArray[np.intp]) -> FloatArray | None:
+    """Request the kept shots in another order and uneven batches.
+
+    Returns:
+        The answers in the original order, float32 [n, n_edges]; None if one is missing.
+    """
+    restored = np.empty_like(guard_chunk.log_odds)
+    starts = np.cumsum([0, *itertools.islice(itertools.cycle(UNEVEN_BATCH_SIZES), len(order))])
+    for rows in np.split(order, starts[(starts > 0) & (starts < len(order))]):
+        client.send(guard_chunk.shots.detection_events[rows])
+        answer = client.receive(guard_chunk.log_odds.shape[1])
+        if isinstance(answer, CandidateFailure):
+            return None
+        restored[rows] = answer
+    return restored
+
+
+def derangement(n: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return a permutation that leaves no row in place (n >= 2): a rotation of a random order."""
+    order = rng.permutation(n)
+    moved = np.empty(n, np.intp)
+    moved[order] = np.roll(order, 1)
+    return moved
+
+
+@dataclass(frozen=True)
+class SingleShots:
+    """Single shots of one candidate.
+
+    Attributes:
+        latency: Quantiles of their times.
+        differing: Number of shots whose prediction is not that of the batch that they were in before.
+    """
+
+    latency: Latency
+    differing: int
+
+
+class _NoAnswerError(Exception):
+    """The candidate did not answer a request, or not with numbers."""
+
+
+def measure_single_shots(
+    evaluation: CandidateEvaluation, client: CandidateClient, shots: int, scope: LatencyScope
+) -> SingleShots | CandidateFailure:
+    """Decode the canary's shots one by one, as a control system would.
+
+    Slow inner decoders get through fewer shots within LATENCY_LIMIT_S.
+
+    Args:
+        evaluation: Of the candidate, which has decoded the canary's shots.
+        client: Another process than the one whose CPU time counts.
+        shots: Number of shots, at most those of the canary.
+        scope: `decoder` if the process may decode by itself, which needs an artifact without branch code.
+
+    Returns:
+        The measurement; a failure if an answer is missing.
+    """
+    events, expected = evaluation.canary_events[:shots], evaluation.canary_predictions
+    assert expected is not None, "only a candidate whose answers were all usable is timed"
+    if scope == "decoder":
+        decoded = client.decode_one_by_one(events, evaluation.problem.n_observables)
+        if isinstance(decoded, CandidateFailure):
+            return decoded
+    else:
+        try:
+            decoded = _decode_with_requests(evaluation, client, events)
+        except _NoAnswerError as error:
+            return CandidateFailure("latency", str(error))
+    predictions, elapsed_us = decoded
+    p50, p99, p999 = latency_quantiles(elapsed_us)
+    quantiles = Latency(shots=len(elapsed_us), p50=p50, p99=p99, p999=p999, scope=scope)
+    return SingleShots(quantiles, int((predictions != expected[: len(predictions)]).any(axis=1).sum()))
+
+
+def _decode_with_requests(
+    evaluation: CandidateEvaluation, client: CandidateClient, detection_events: NDArray[np.uint8]
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Decode here, with a request to the candidate for every shot that the network decodes."""
+    # Its gate counts no shot twice.
+    decoder = gating.make_decoder(evaluation.problem, evaluation.output_mode, evaluation.gate)
+    n_edges = len(evaluation.priors)
+
+    def network(shot: NDArray[np.uint8]) -> NDArray[np.float32]:
+        client.send(shot)
+        log_odds = client.receive(n_edges)
+        if isinstance(log_odds, CandidateFailure):
+            raise _NoAnswerError(str(log_odds))
+        if not np.isfinite(log_odds).all():
+            raise _NoAnswerError("an answer is not finite")
+        return log_odds
+
+    return latency.decode_one_by_one(lambda shot: decoder.decode_with(shot, network), detection_events, LATENCY_LIMIT_S)

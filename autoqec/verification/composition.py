@@ -26,9 +26,9 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
 from autoqec.store.layout import hidden_from_branch_code
 from autoqec.store.round_files import read_contract
-from autoqec.verification import artifact, candidate_process
+from autoqec.verification import artifact
 from autoqec.verification.artifact import FrozenArtifact
-from autoqec.verification.candidate.client import CandidateFailure
+from autoqec.verification.candidate.client import CandidateFailure, start_candidate
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.shot_stream import ShotStream, joint_sha256
@@ -189,7 +189,7 @@ def _error_masks(
     with ExitStack() as stack:
         evaluations = []
         for copy, request in zip(frozen, requests, strict=True):
-            client = candidate_process.start(copy, request.env_text, request.dsl, profile)
+            client = start_candidate(copy, request.env_text, request.dsl, profile)
             stack.callback(client.close)
             dsl = request.dsl
             gate = checkpoint.resolved_gate(copy.checkpoint, dsl)

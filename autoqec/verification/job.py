@@ -26,11 +26,10 @@ from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
 from autoqec.verification import verifier
+from autoqec.verification.candidate_evaluation import MAX_EXTRA_CHUNKS
 from autoqec.verification.composition import SHOT_PURPOSE
-from autoqec.verification.guard_shots import MAX_EXTRA_CHUNKS
-from autoqec.verification.member_draws import member_draws
 from autoqec.verification.request import VerifyRequest
-from autoqec.verification.shot_stream import CHUNK, DerivedSeeds, ShotStream, commitment, joint_sha256
+from autoqec.verification.shot_stream import CHUNK, DerivedSeeds, ShotStream, commitment, joint_sha256, member_draws
 
 ORDER, SEEDS, LOGS = "order.json", "seeds", "job"
 # Purposes of `ShotStream.rng`.

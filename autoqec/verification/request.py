@@ -17,8 +17,7 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.store.files import parse_env
 from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
-from autoqec.verification.shot_cache import ShotCache
-from autoqec.verification.shot_stream import Secret
+from autoqec.verification.shot_stream import Secret, ShotCache
 
 SHOTS_DIFFER = "shots were not reproduced"  # first words of that difference
 SHOWN_DIFFERENCES = 3  # in one line

@@ -26,16 +26,21 @@ from autoqec.decoders import checkpoint
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import error_mask, paired_effect
-from autoqec.verification import candidate_process, decision, guards, single_shots
+from autoqec.verification import decision, guards
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.baselines import Baselines, reference_errors
-from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
-from autoqec.verification.candidate_evaluation import CandidateEvaluation, same_edges
-from autoqec.verification.guard_shots import GuardChunk, rebatched_answers, repeated_answers
-from autoqec.verification.member_draws import MemberDraw, member_draws
+from autoqec.verification.candidate.client import CandidateClient, CandidateFailure, start_candidate
+from autoqec.verification.candidate_evaluation import (
+    CandidateEvaluation,
+    GuardChunk,
+    measure_single_shots,
+    rebatched_answers,
+    repeated_answers,
+    same_edges,
+)
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import Monitor, e_lond_weight
-from autoqec.verification.shot_stream import CHUNK, ShotStream
+from autoqec.verification.shot_stream import CHUNK, MemberDraw, ShotStream, member_draws
 
 SHA256_PATTERN = re.compile(SHA256)
 MAX_COUNT = 2**62
@@ -190,7 +195,7 @@ class VerificationSession:
 
     def _start(self, member: tuple[int, float] | None = None, *, whole_decoder: bool = False) -> CandidateClient:
         request = self.request
-        return candidate_process.start(
+        return start_candidate(
             self.frozen, request.env_text, request.dsl, request.profile, member, whole_decoder=whole_decoder
         )
 
@@ -282,7 +287,7 @@ class VerificationSession:
             return 0, 0
         shots = max(1, min(LATENCY_SHOTS, request.profile.judge_effect_shots // 10))
         scope: LatencyScope = "decoder" if self.frozen.modules_dir is None else "requests"
-        found = single_shots.measure(evaluation, second, shots, scope)
+        found = measure_single_shots(evaluation, second, shots, scope)
         if isinstance(found, CandidateFailure):
             evidence.not_run.append(f"latency of single shots: {found}")
             evidence.latency_failure = str(found)

@@ -14,11 +14,9 @@ from autoqec.store.layout import hidden_from_branch_code
 from autoqec.store.round_files import read_contract
 from autoqec.system.scratch import scratch
 from autoqec.verification import artifact, report, shot_stream
-from autoqec.verification.assemble import build_report
-from autoqec.verification.compare import report_differences
 from autoqec.verification.request import ReplayResult, VerifyRequest
 from autoqec.verification.session import VerificationSession
-from autoqec.verification.shot_cache import ShotCache, report_chunk_digests
+from autoqec.verification.shot_stream import ShotCache, report_chunk_digests
 
 __all__ = ["Measure", "ReplayResult", "VerifyRequest", "artifact_sha256", "replay", "run_verification", "verify"]
 
@@ -81,7 +79,7 @@ def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None)
         kind: type[VerificationSession] = request.env.code.verification_session() or VerificationSession
         session = kind(request, frozen, ignore if on_event is None else on_event)
         circuit = manifest.environment.circuit_sha256 if manifest else None
-        found = build_report(session, session.run(), circuit)
+        found = report.build_report(session, session.run(), circuit)
     return found.model_copy(update={"judge_wallclock_s": time.monotonic() - start_time})
 
 
@@ -104,7 +102,7 @@ def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEv
     _check_same_subject(saved_report, request)
     shot_cache = ShotCache(request.shots, expected_digests=report_chunk_digests(saved_report))
     replayed = run_verification(request.for_replay(saved_report, shot_cache), on_event=on_event)
-    differences = report_differences(saved_report, replayed)
+    differences = report.report_differences(saved_report, replayed)
     cpu = saved_report.cost.cpu_model if saved_report.cost else None
     return ReplayResult(replayed, tuple(differences), shot_cache.n_redrawn, shot_cache.n_from_cache, cpu)
 

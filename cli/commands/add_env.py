@@ -25,7 +25,7 @@ class _Command(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters; those of extensions are imported only for this command."""
-        return [*super().get_params(ctx), *(option for found in extension_options() for option in found.options)]
+        return [*(option for found in extension_options() for option in found.options), *super().get_params(ctx)]
 
 
 @click.command("add-env", cls=_Command)

@@ -28,7 +28,7 @@ from autoqec.qec.sampling import LabelledSampler, LabelledShots, band_seed, pack
 from autoqec.store.files import dump_config
 from autoqec.system import sandbox
 from autoqec.verification import verifier
-from autoqec.verification.guard_shots import GUARD_SHOTS
+from autoqec.verification.candidate_evaluation import GUARD_SHOTS
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, run_verification
 from tests.support import verification as support
 from tests.support.envs import problem as make_problem

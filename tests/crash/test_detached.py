@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.job import DetachedRun
+from autoqec.extensions.slurm import detached
 from autoqec.extensions.slurm.job import claiming_job_id
 from autoqec.store import atomic
 from autoqec.store.layout import RunLayout
@@ -206,6 +207,8 @@ def test_mark_without_a_job_is_shown_and_the_run_continues(workspace: Workspace,
     workspace.autoqec("stop", layout.run_id, **fake.env)
     atomic.write_json(layout.detached, DetachedRun(began=datetime.now(UTC)).dump())
     assert "SLURM has no job of it" in workspace.autoqec("show", layout.run_id, **fake.env).out
+    detached.require_free(layout)
+    assert not layout.detached.exists(), "a resume without --detach is not a detached run"
     resumed = workspace.autoqec("run", "--resume", layout.run_id, "--json", **fake.env)
     assert resumed.code == 0 and fake.jobs() == {job_id: "CANCELLED", resumed.objects[-1]["job"]: "PENDING"}
 

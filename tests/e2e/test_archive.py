@@ -23,7 +23,7 @@ from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
-from autoqec.verification import shot_cache, shot_stream
+from autoqec.verification import shot_stream
 from tests.support.archives import git, unpacked
 from tests.support.starts import start_run
 from tests.unit.system.test_run_lock import owner_process
@@ -108,7 +108,7 @@ def test_shots_that_cannot_be_redrawn_are_read_from_the_archive(
     bare = tmp_path / "bare.tar"
     package_run(layout, Repo.discover(layout.repo_root), bare, shots=False)
     names = {entry.name for entry in unpacked(archive)[0].files} - {e.name for e in unpacked(bare)[0].files}
-    assert names == {f"run/shots/{digest}.b8" for digest in shot_cache.report_chunk_digests(verification).values()}
+    assert names == {f"run/shots/{digest}.b8" for digest in shot_stream.report_chunk_digests(verification).values()}
     real = shot_stream.sample
     monkeypatch.setattr(shot_stream, "sample", lambda problem, n, seed: real(problem, n, seed + 1))
     found = replay_archive(archive, tmp_path / "elsewhere", on_event=ignore)

@@ -24,7 +24,7 @@ from autoqec.store.layout import recorded_location, visible_shots
 from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
 from tests.support.envs import problem
-from tests.support.recorded import recorded_env, write_predictions, write_recorded_env
+from tests.support.recorded import recorded_env
 from tests.support.starts import resume_run, start_run
 
 
@@ -66,58 +66,6 @@ def test_a_run_ends_in_a_verdict_on_sealed_blocks(workspace: Path, capsys: pytes
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     read = [event["what"] for event in shown if event.get("event") == "shots_read" and event["done"] == event["total"]]
     assert read.count("hashing events1.b8") == 2  # before the directory is noted, and by the verifier
-
-
-@pytest.mark.parametrize(("wrong_every", "name"), [(1000, "better"), (3, "worse")])
-def test_a_run_compares_its_rounds_with_recorded_predictions(
-    workspace: Path, wrong_every: int, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    device = workspace.parent / "device"
-    write_predictions(device / "data", name, wrong_every)
-    env_file = write_recorded_env(device, others=(f"recorded:{name}",))
-    with start_run(env_file, workspace, "smoke", 1) as run:
-        run_rounds(run, 1)
-        layout = run.layout
-    place, repo = layout.round(1), Repo.discover(workspace)
-    if not place.report_json.exists():
-        verify_round.verify_or_replay(layout, repo, 1, print)
-    report = read_contract(place.report_json, VerifyReport)
-    assert report is not None and report.effect is not None and report.recorded is not None
-    others = {baseline.name: baseline for baseline in report.panel}
-    assert others[f"recorded:{name}"].beats is (name == "worse")
-    assert (report.effect.reference == "recorded:better") is (name == "better")
-    assert report.verdict != "VERIFIED" or name == "worse"
-    assert verify_round.replay(layout, repo, 1, print).agrees
-    predictions = device / "data" / f"{name}1.b8"
-    content = predictions.read_bytes()
-    predictions.write_bytes(bytes(len(content)))
-    with pytest.raises(UsageError, match="is not the file of the manifest") as changed:
-        verify_round.replay(layout, repo, 1, print)
-    assert changed.value.location == str(predictions)
-    predictions.write_bytes(content)
-    publish_secret(layout, repo)
-    package_run(layout, repo, tmp_path / "run.tar")
-    capsys.readouterr()
-    check_replay_of_predictions(tmp_path / "run.tar", predictions, capsys)
-
-
-def check_replay_of_predictions(archive: Path, predictions: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Replay an archive with recorded predictions: changed ones, cut ones, none, and those of the run."""
-    data, into = predictions.parent.rename(archive.parent / "moved"), archive.parent / "again"
-    moved = data / predictions.name
-    content = moved.read_bytes()
-    replay = ["replay", str(archive), "--into", str(into), "--recorded", str(data), "--quiet", "--json"]
-    for damaged in (bytes([content[0] ^ 1]) + content[1:], content[:-1], None):
-        moved.unlink() if damaged is None else moved.write_bytes(damaged)
-        assert run_cli(group, replay) == 2
-        shown = capsys.readouterr()
-        assert str(moved) in shown.err and "hint:" in shown.err and '"plan"' not in shown.out and not into.exists()
-    moved.write_bytes(content)
-    assert run_cli(group, replay) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["found"] for row in found if row.get("round") == 1][0].endswith(
-        "again on the same shots (14 sealed blocks read again from the recorded files)"
-    )
 
 
 def check_replay_elsewhere(archive: Path, data: Path, elsewhere: Path) -> Path:

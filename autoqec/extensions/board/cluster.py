@@ -23,7 +23,7 @@ from autoqec.extensions.board.measure import Plan, missing_blocks
 from autoqec.extensions.board.results import read_measurements
 from autoqec.extensions.slurm import submission as slurm
 from autoqec.extensions.slurm.jobs import Polling, WatchedJob, cancel, find_jobs
-from autoqec.qec.decoder_process import MEMORY_GB
+from autoqec.qec.external_decoders import MEMORY_GB
 from autoqec.runner.round_process import last_log_line
 from autoqec.store import atomic
 from autoqec.store.layout import BoardLayout

@@ -29,8 +29,8 @@ from autoqec.extensions.board.contracts import STATUSES, BoardCircuit, BoardDeco
 from autoqec.extensions.board.worker import TIMES
 from autoqec.installation import __version__
 from autoqec.models import load_models, model_env
-from autoqec.qec.decoder_process import DecoderChannel, NoAnswerError, ReportedFailureError, start
 from autoqec.qec.decoder_trust import FUNCTION
+from autoqec.qec.external_decoders import DecoderChannel, NoAnswerError, ReportedFailureError, start
 from autoqec.qec.sampling import unpack
 from autoqec.reporting.text import plain
 from autoqec.store import atomic, files, jsonl

@@ -19,7 +19,7 @@ import numpy as np
 
 from autoqec.errors import AutoqecError
 from autoqec.qec.external_process import DONE, FAILED, call_function, receive, send
-from autoqec.qec.timing import cpu_timed
+from autoqec.qec.stats import cpu_timed
 
 TIMES = struct.Struct("<dd")
 

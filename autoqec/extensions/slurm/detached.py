@@ -33,6 +33,8 @@ DEFAULTS = {"time": "60", "cpus": "1", "mem": "4G"}
 INHERITED = ("partition", "account", "qos")  # from --slurm; GPUs and nodes of the rounds are not needed
 WARNING_S = 120  # between the warning and the time limit, of jobs of four minutes and more
 LOCK_POLL_S = 5.0
+GONE, UNKNOWN = "gone", "unknown"  # in place of the state of a job: SLURM has none, or does not answer
+_NO_ANSWER = "SLURM does not answer on this machine"
 _OWN_RUN = "AUTOQEC_DETACHED"  # in the job of a detached run: its id
 # `wait` returns early when the shell has caught a signal. SIGTERM, of `scancel`, also reaches the command itself.
 _SCRIPT = """#!/bin/bash
@@ -134,17 +136,13 @@ def continue_run(layout: RunLayout, run_rounds: Callable[[datetime], Ended]) -> 
     return ended.exit_status
 
 
-def find_job(layout: RunLayout) -> tuple[str, str] | None:
-    """Return id and state of the queued or running job of a detached run; None if there is none.
-
-    Raises:
-        ConnectionError: SLURM does not answer on this machine.
-    """
+def find_job(layout: RunLayout) -> tuple[str, str]:
+    """Return id and state of the queued or running job of a run; the state is GONE or UNKNOWN if none is found."""
     status, output = run_command("squeue", "--noheader", f"--name={_name(layout)}", "--format=%i|%T")
     if status != 0:
-        raise ConnectionError(output)
-    jobs = [tuple(line.strip().split("|")) for line in output.splitlines() if "|" in line]
-    return (jobs[0][0], jobs[0][1]) if jobs else None
+        return "", UNKNOWN
+    job_id, _, state = next((line for line in output.split() if "|" in line), f"|{GONE}").partition("|")
+    return job_id, state
 
 
 def _name(layout: RunLayout) -> str:
@@ -152,58 +150,48 @@ def _name(layout: RunLayout) -> str:
 
 
 def require_free(layout: RunLayout) -> None:
-    """Raise UsageError if a job executes the run, or will, and this process is not that job."""
+    """Raise UsageError if a job executes the run, or will, and this process is not that job; else remove the mark."""
     if is_own_job(layout.run_id) or not layout.detached.exists():
         return
+    job_id, state = find_job(layout)
+    message = f"the run is detached: SLURM job {job_id} holds it, or will"
     hint = f"autoqec stop {layout.run_id}"
-    try:
-        found = find_job(layout)
-    except ConnectionError:
+    if state == UNKNOWN:
         message = "the run is detached, and SLURM does not answer on this machine"
         hint += f" on a machine of the cluster; in a copy of the run delete {layout.detached}"
-    else:
-        if found is None:
-            return
-        message = f"the run is detached: SLURM job {found[0]} holds it, or will"
-    raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
+    if state != GONE:
+        raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
+    layout.detached.unlink(missing_ok=True)
 
 
 def stop(layout: RunLayout) -> str | None:
     """Ask a detached run to end; return when it does, None if it is not detached."""
     if not layout.detached.exists():
         return None
-    try:
-        found = find_job(layout)
-    except ConnectionError:
-        run_control.request_stop(layout)
-        return "after its rounds in progress, when its job reads the request: SLURM does not answer on this machine"
-    if found is not None and found[1] != "PENDING":
-        run_control.request_stop(layout)
-        return "after its rounds in progress"  # the job removes the mark
+    job_id, state = find_job(layout)
+    if state not in ("PENDING", GONE):
+        run_control.request_stop(layout)  # the job removes the mark
+        when = "after its rounds in progress"
+        return f"{when}, when its job reads the request: {_NO_ANSWER}" if state == UNKNOWN else when
     layout.detached.unlink(missing_ok=True)
-    if found is None:
+    if state == GONE:
         return "now: SLURM has no job of it"
-    cancel(found[0])
-    return f"now: its SLURM job {found[0]}, which waited, is cancelled"
+    cancel(job_id)
+    return f"now: its SLURM job {job_id}, which waited, is cancelled"
 
 
 def describe(layout: RunLayout) -> str | None:
     """Return one line about the job of a detached run, and what to do; None for any other run."""
     if not layout.detached.exists():
         return None
-    try:
-        found = find_job(layout)
-    except ConnectionError:
-        return f"Detached run: SLURM does not answer on this machine. Stop it: autoqec stop {layout.run_id}"
-    if found is None:
+    job_id, state = find_job(layout)
+    if state == GONE:
         next_step = f"Its output: {layout.detached_logs}. Continue it: autoqec run --resume {layout.run_id}"
         return f"Detached run: SLURM has no job of it. {next_step}"
-    return f"Detached run: job {found[0]} ({found[1].lower()}). Stop it: autoqec stop {layout.run_id}"
+    job = _NO_ANSWER if state == UNKNOWN else f"job {job_id} ({state.lower()})"
+    return f"Detached run: {job}. Stop it: autoqec stop {layout.run_id}"
 
 
 def is_abandoned(layout: RunLayout) -> bool:
     """Return whether a detached run that is neither finished nor stopped has no job any more."""
-    try:
-        return layout.detached.exists() and find_job(layout) is None
-    except ConnectionError:
-        return False
+    return layout.detached.exists() and find_job(layout)[1] == GONE

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -76,8 +77,11 @@ def measure_round(round_dir: str, number: int) -> None:
     order = read_contract(layout.job, JobOrder)
     if order is None or not _claim(layout, own_job_id()):
         return
-    if layout.metrics.exists():
-        _complete_pointer(order, layout)
+    if layout.metrics.exists():  # written before this job was requeued
+        pointer = Path(order.config.code_cwd or layout.dir, pointer_on_branch(layout.round))
+        if pointer.parents[1].is_dir() and order.config.code_cwd is not None and not pointer.exists():
+            reason = "the job ended before it had written the pointer"
+            runner.record_failed_round(order.config, "train_error", reason)
         return
     if machine.code_sha256() != order.code_sha256:
         reason = "the node has different trusted code than the run, so nothing was measured"
@@ -87,7 +91,7 @@ def measure_round(round_dir: str, number: int) -> None:
         reason = f"the branch changes code, and the node has no sandbox; hint: {sandbox.INSTALL}"
         runner.record_failed_round(order.config, "killed_by_safety", reason, "no sandbox")
         return
-    is_cancelled = _cancel_check(layout)
+    is_cancelled = partial(_is_cancelled, layout)
     try:
         runner.run_round(order.config, is_cancelled=is_cancelled)
     except runner.CancelledError:
@@ -101,14 +105,6 @@ def measure_round(round_dir: str, number: int) -> None:
         raise
 
 
-def _complete_pointer(order: JobOrder, layout: RoundLayout) -> None:
-    """Write the pointer of a round that was measured before this job was requeued, unless the round is recorded."""
-    worktree_dir = None if order.config.code_cwd is None else Path(order.config.code_cwd)
-    if worktree_dir is None or not worktree_dir.is_dir() or (worktree_dir / pointer_on_branch(layout.round)).exists():
-        return
-    runner.record_failed_round(order.config, "train_error", "the job ended before it had written the pointer")
-
-
 def claiming_job_id(layout: RoundLayout) -> str | None:
     """Return the id of the job that claimed the round; None if none has."""
     try:
@@ -117,19 +113,13 @@ def claiming_job_id(layout: RoundLayout) -> str | None:
         return None
 
 
-def _cancel_check(layout: RoundLayout) -> Callable[[], bool]:
-    """Return a function that tells whether the order was removed. It opens the file: a stat may be cached by NFS."""
-
-    def order_is_gone() -> bool:
-        try:
-            with layout.job.open("rb"):
-                return False
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False  # unknown; assume that the order stands
-
-    return order_is_gone
+def _is_cancelled(layout: RoundLayout) -> bool:
+    """Return whether the order was removed. It opens the file: a stat may be cached by NFS."""
+    try:
+        layout.job.open("rb").close()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)  # of any other error assume that the order stands
+    return False
 
 
 def _claim(layout: RoundLayout, job_id: str) -> bool:

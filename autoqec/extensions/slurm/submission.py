@@ -29,20 +29,8 @@ from autoqec.extensions.slurm.jobs import find_jobs
 from autoqec.installation import IMPORT_DIR
 from autoqec.system.process import child
 
-# --slurm key -> submitit's name of it
-OPTION_NAMES = {
-    "time": "time",
-    "cpus": "cpus_per_task",
-    "mem": "mem",
-    "gpus": "gpus_per_node",
-    "partition": "partition",
-    "account": "account",
-    "qos": "qos",
-    "constraint": "constraint",
-    "gres": "gres",
-    "nodelist": "nodelist",
-    "exclude": "exclude",
-}
+KEYS = ("time", "cpus", "mem", "gpus", "gres", "partition", "account", "qos", "constraint", "nodelist", "exclude")
+_SUBMITIT_NAMES = {"cpus": "cpus_per_task", "gpus": "gpus_per_node"}  # of the keys that have another name there
 MAX_ARRAY = 500  # elements; clusters allow 1,001 unless configured otherwise
 MARGIN_MIN, MARGIN_GB = 15, 1.0  # so that the limits of the work apply before those of its job
 RETRY_DELAYS_S = (2.0, 5.0, 15.0, 30.0)  # between one try to queue a job and the next
@@ -75,8 +63,8 @@ def parse_options(texts: Sequence[str], location: str = "--slurm") -> dict[str, 
     parsed = {}
     for text in texts:
         key, _, value = text.partition("=")
-        if key not in OPTION_NAMES or not value or not value.isprintable():
-            hint = f"KEY=VALUE of {', '.join(OPTION_NAMES)}"
+        if key not in KEYS or not value or not value.isprintable():
+            hint = f"KEY=VALUE of {', '.join(KEYS)}"
             raise UsageError(f"{text!r} is not a job option", location=location, hint=hint)
         shape, form = _FORMS.get(key, (None, ""))
         if shape is not None and not shape.fullmatch(value):
@@ -97,13 +85,12 @@ def minutes(text: str) -> int:
 
 def sbatch_flags(options: Mapping[str, str]) -> list[str]:
     """Return the flags of sbatch for options of --slurm."""
-    return [f"--{OPTION_NAMES[key].replace('_', '-')}={_value(key, value)}" for key, value in options.items()]
+    return [f"--{name.replace('_', '-')}={value}" for name, value in _submitit_parameters(options).items()]
 
 
-def _value(key: str, value: str) -> str | int:
-    if key == "time":
-        return minutes(value)
-    return int(value) if key in ("cpus", "gpus") else value
+def _submitit_parameters(options: Mapping[str, str]) -> dict[str, str | int]:
+    values = {key: minutes(value) if key == "time" else value for key, value in options.items()}
+    return {_SUBMITIT_NAMES.get(key, key): value for key, value in values.items()}
 
 
 def check(options: Mapping[str, str]) -> None:
@@ -210,8 +197,8 @@ def _environment(folder: Path) -> Path:
 def _executor(folder: Path, name: str, options: Mapping[str, str], python: str | None = None) -> Any:
     submitit = optional.load("submitit", extra="slurm", location="--executor slurm")
     executor = submitit.SlurmExecutor(folder=folder, python=python or f"{shlex.quote(sys.executable)} -P -s")
-    requested = {OPTION_NAMES[key]: _value(key, value) for key, value in options.items()}
     # Without a work characterisation key: clusters that do not keep them refuse any.
     more = {"export-file": str(_environment(folder)), "chdir": "/", "requeue": True}
-    executor.update_parameters(job_name=name, wckey="", stderr_to_stdout=True, additional_parameters=more, **requested)
+    executor.update_parameters(job_name=name, wckey="", stderr_to_stdout=True, additional_parameters=more)
+    executor.update_parameters(**_submitit_parameters(options))
     return executor

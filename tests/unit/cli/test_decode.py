@@ -26,7 +26,7 @@ from autoqec.decoders.latency import WARM_UP_SHOTS, measure_latency
 from autoqec.decoders.shot_check import check_shots
 from autoqec.errors import ContractError, UsageError
 from autoqec.models import load_models, model_env, model_path
-from autoqec.qec import shotfiles, soft_matching, weighted_mwpm
+from autoqec.qec import backends, shotfiles, weighted_mwpm
 from autoqec.qec.backends import make_backend
 from autoqec.qec.problem import Problem, error_model
 from autoqec.qec.problem_memory import ModelSize
@@ -141,7 +141,7 @@ def test_missing_c_extension_is_named_once_and_changes_no_prediction(
     assert "C extension" not in capsys.readouterr().err
     for name in ("compiled_matcher", "compiled_soft_matcher", "compiled_gap"):
         monkeypatch.setattr(weighted_mwpm, name, lambda: None)
-    monkeypatch.setattr(soft_matching, "compiled_soft_matcher", lambda: None)
+    monkeypatch.setattr(backends, "compiled_soft_matcher", lambda: None)
     monkeypatch.setattr("autoqec.decoders.threads.cpu_count", lambda: 2)
     assert decode(place, "--threads", "2", out="slow.b8") == 0
     assert capsys.readouterr().err.count("the C extension is not built, so decoding is slower; see autoqec doctor") == 1

@@ -18,8 +18,8 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.stats import paired_effect
 from autoqec.store.layout import RoundLayout
 from autoqec.verification import artifact, verifier
-from autoqec.verification.compare import report_differences
 from autoqec.verification.composition import CompositionCounts, Interaction, decide_composition, evaluate_composition
+from autoqec.verification.report import report_differences
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
 from tests.support import verification as support
 from tests.support.envs import surface

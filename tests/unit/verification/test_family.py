@@ -19,13 +19,12 @@ from autoqec.runner.family import build_agent
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.training import TrainingBudget, phases, train
 from autoqec.store.layout import RoundLayout
-from autoqec.verification import guards, job, shot_cache, verifier
+from autoqec.verification import guards, job, shot_stream, verifier
 from autoqec.verification import report as report_files
-from autoqec.verification.assemble import member_results
-from autoqec.verification.compare import report_differences
 from autoqec.verification.decision import claim
-from autoqec.verification.member_draws import member_draws
+from autoqec.verification.report import member_results, report_differences
 from autoqec.verification.session import MISCOVERAGE, Evidence
+from autoqec.verification.shot_stream import member_draws
 from tests.support import verification
 from tests.support.envs import surface_family
 
@@ -90,7 +89,7 @@ def test_replay_reproduces_the_family(report: VerifyReport, request_: verifier.V
     changed = report.members[2].model_copy(update={"holds": not report.members[2].holds})
     other = report.model_copy(update={"members": (*report.members[:2], changed, report.members[3])})
     assert any("members[2].holds" in line for line in report_differences(other, replayed.report))
-    digests = dict(shot_cache.redraw_chunks(report, ENV, verification.SECRET))
+    digests = dict(shot_stream.redraw_chunks(report, ENV, verification.SECRET))
     assert set(digests) == {line.split()[1] for line in report.chunk_digests}
 
 

@@ -11,7 +11,7 @@ import pytest
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
-from autoqec.verification.guard_shots import GUARD_SHOTS
+from autoqec.verification.candidate_evaluation import GUARD_SHOTS
 from autoqec.verification.shot_stream import CHUNK
 from autoqec.verification.verifier import verify
 from tests.support import verification as support

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from autoqec.qec.sampling import Shots
-from autoqec.verification.candidate_evaluation import CandidateEvaluation
-from autoqec.verification.guard_shots import GUARD_SHOTS, MAX_EXTRA_CHUNKS, GuardChunk, GuardShots
+from autoqec.verification.candidate_evaluation import (
+    GUARD_SHOTS,
+    MAX_EXTRA_CHUNKS,
+    CandidateEvaluation,
+    GuardChunk,
+    GuardShots,
+)
 from autoqec.verification.shot_stream import ShotStream
 from tests.support import verification as support
 from tests.support.envs import problem as small_problem

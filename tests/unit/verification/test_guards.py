@@ -23,8 +23,7 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.qec.stats import paired_effect
 from autoqec.verification import artifact, baselines, guards
-from autoqec.verification.candidate_evaluation import CandidateEvaluation
-from autoqec.verification.guard_shots import GuardChunk
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, GuardChunk
 from autoqec.verification.shot_stream import ShotStream
 from tests.support.envs import bicycle, problem, surface
 

@@ -17,7 +17,7 @@ from autoqec.contracts.verification_job import VerificationOrder, VerificationRe
 from autoqec.errors import ContractError, InfrastructureError, UsageError
 from autoqec.qec.problem import Problem
 from autoqec.verification import job, verifier
-from autoqec.verification.compare import MACHINE_GUARDS, MEASURED, MEASURED_COST, report_differences
+from autoqec.verification.report import MACHINE_GUARDS, MEASURED, MEASURED_COST, report_differences
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.shot_stream import DerivedSeeds, ShotStream, commitment
 from tests.support import verification as support

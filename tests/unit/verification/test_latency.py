@@ -18,12 +18,11 @@ from autoqec.qec.sampling import sample
 from autoqec.store.files import dump_config
 from autoqec.store.layout import RoundLayout
 from autoqec.system.sandbox import SandboxBackend
-from autoqec.verification import candidate_process, single_shots
+from autoqec.verification import candidate_evaluation
 from autoqec.verification.artifact import FrozenArtifact
-from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
-from autoqec.verification.candidate_evaluation import CandidateEvaluation
-from autoqec.verification.compare import report_differences
-from autoqec.verification.report import write
+from autoqec.verification.candidate.client import CandidateClient, CandidateFailure, start_candidate
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, SingleShots, measure_single_shots
+from autoqec.verification.report import report_differences, write
 from autoqec.verification.session import ModelInfo, read_model_info
 from autoqec.verification.shot_stream import ShotStream
 from autoqec.verification.verifier import run_verification
@@ -59,11 +58,11 @@ def evaluation_of(gate: float | None = None) -> CandidateEvaluation:
 def test_single_shots_end_at_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, limit_s: float, gate: float | None, expected: int
 ) -> None:
-    monkeypatch.setattr(single_shots, "LATENCY_LIMIT_S", limit_s)
+    monkeypatch.setattr(candidate_evaluation, "LATENCY_LIMIT_S", limit_s)
     evaluation = evaluation_of(gate)
     client: Any = Echo(evaluation.priors)
-    found = single_shots.measure(evaluation, client, 40, "requests")
-    assert isinstance(found, single_shots.SingleShots) and found.differing == 0
+    found = measure_single_shots(evaluation, client, 40, "requests")
+    assert isinstance(found, SingleShots) and found.differing == 0
     latency = found.latency
     assert latency.shots == expected and 0 < latency.p50 <= latency.p999 and latency.scope == "requests"
     assert client.requests >= expected if gate is None else 0 < client.requests < expected
@@ -73,7 +72,7 @@ def test_single_shots_end_at_the_time_limit(
 def test_no_latency_without_answers(answer: Any) -> None:
     evaluation = evaluation_of()
     client: Any = Echo(evaluation.priors, answer)
-    assert isinstance(single_shots.measure(evaluation, client, 40, "requests"), CandidateFailure)
+    assert isinstance(measure_single_shots(evaluation, client, 40, "requests"), CandidateFailure)
 
 
 def test_predictions_that_differ_from_those_of_batches_are_counted() -> None:
@@ -81,8 +80,8 @@ def test_predictions_that_differ_from_those_of_batches_are_counted() -> None:
     assert evaluation.canary_predictions is not None
     evaluation.canary_predictions[[3, 7, 30]] ^= True
     client: Any = Echo(evaluation.priors)
-    found = single_shots.measure(evaluation, client, 20, "requests")
-    assert isinstance(found, single_shots.SingleShots) and found.differing == 2
+    found = measure_single_shots(evaluation, client, 20, "requests")
+    assert isinstance(found, SingleShots) and found.differing == 2
 
 
 @pytest.mark.parametrize("whole_decoder", [True, False])
@@ -102,7 +101,7 @@ def test_candidate_decodes_single_shots_as_decode_does(
     frozen = FrozenArtifact(artifact, path, None, "0" * 64, sandbox_backend)
     env_text, profile = dump_config(prob.env.dump()), support.profile(1, 1)
     events = sample(prob, 300, 1).detection_events
-    with closing(candidate_process.start(frozen, env_text, dsl, profile, whole_decoder=whole_decoder)) as client:
+    with closing(start_candidate(frozen, env_text, dsl, profile, whole_decoder=whole_decoder)) as client:
         assert isinstance(read_model_info(client), ModelInfo)
         decoded = client.decode_one_by_one(events, prob.n_observables)
     if not whole_decoder:
@@ -118,7 +117,7 @@ def test_candidate_decodes_single_shots_as_decode_does(
 def test_branch_code_gets_no_decoder_libraries(tmp_path: Path) -> None:
     frozen = FrozenArtifact(tmp_path, tmp_path / "w.pt", tmp_path, "0" * 64, "none")
     with pytest.raises(ValueError, match="branch code"):
-        candidate_process.start(frozen, "", parse_dsl(support.CONFIG), support.profile(1, 1), whole_decoder=True)
+        start_candidate(frozen, "", parse_dsl(support.CONFIG), support.profile(1, 1), whole_decoder=True)
 
 
 @pytest.mark.parametrize("flipped", [0, 2])

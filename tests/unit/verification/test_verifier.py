@@ -28,11 +28,11 @@ from autoqec.store import round_files
 from autoqec.store.files import dump_config
 from autoqec.system.process import child, procfs
 from autoqec.system.sandbox import SandboxBackend
-from autoqec.verification import candidate_process, report, verifier
+from autoqec.verification import report, verifier
 from autoqec.verification.artifact import FrozenArtifact
-from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, same_edges
-from autoqec.verification.compare import _nearly_equal, report_differences
-from autoqec.verification.guard_shots import derangement
+from autoqec.verification.candidate.client import start_candidate
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, derangement, same_edges
+from autoqec.verification.report import _nearly_equal, report_differences
 from autoqec.verification.request import ReplayResult
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.session import ModelInfo, read_model_info, simultaneous_effect
@@ -107,7 +107,7 @@ def test_memory_of_neural_bp_on_a_bicycle_code_is_freed_after_the_answer(
     (tmp_path / "artifact").mkdir()
     dsl = untrained(tmp_path / "artifact" / "w.pt", problem)
     frozen = FrozenArtifact(tmp_path / "artifact", tmp_path / "artifact" / "w.pt", None, "0" * 64, sandbox_backend)
-    with closing(candidate_process.start(frozen, dump_config(env.dump()), dsl, support.profile(1, 1))) as client:
+    with closing(start_candidate(frozen, dump_config(env.dump()), dsl, support.profile(1, 1))) as client:
         model = read_model_info(client)
         assert isinstance(model, ModelInfo) and model.flops_per_syndrome > 500_000
         client.send(np.zeros((1_024, -(-problem.n_detectors // 8)), np.uint8))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.contracts.history import Begun
 from autoqec.extensions.language_models.clients import anthropic_client
 from autoqec.orchestrator.roles import search
 from autoqec.orchestrator.run import Roles, Run
 from tests.conftest import Workspace
+from tests.support import rounds
 from tests.support.messages_server import MessagesServer
 from tests.support.starts import start_run
 
@@ -24,7 +24,7 @@ def run(workspace: Workspace, tmp_path: Path) -> Iterator[Run]:
     (tmp_path / "secret").write_bytes(SECRET)
     with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, "llm", secret_file=tmp_path / "secret",
                    roles=Roles(search("tpe"))) as opened:  # fmt: skip
-        opened.memory.history.append_attempt(Begun(round_attempt_id="attempt-1", round=1))
+        opened.memory.history.append_attempt(rounds.begun(1))
         yield opened
 
 

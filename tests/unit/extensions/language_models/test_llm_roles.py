@@ -9,7 +9,6 @@ import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import Event, LlmUnusable
-from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
@@ -219,7 +218,7 @@ def test_all_calls_of_a_round_end_with_its_time_limit(
     assert roles.coder(coder_view(GNN)) is None and len(served.requests) == 1, "no time is left in this round"
     assert [event.kind for event in events] == ["lm_given_up", "lm_given_up"]
     served.answer = lambda body: say_json(ANSWER)
-    run.memory.history.append_attempt(Begun(round_attempt_id="attempt-2", round=2))
+    run.memory.history.append_attempt(rounds.begun(2))
     assert roles.ideator(view(run)) is not None, "the next round has its own time"
 
 

@@ -58,3 +58,14 @@ def test_address_in_the_environment_is_checked_for_the_backend_that_reads_it(
 def test_impossible_port_is_refused(port: str) -> None:
     with pytest.raises(UsageError, match=r"(?i)port"):
         model_access.require_reachable(asked(base_url=f"http://localhost:{port}"))
+
+
+@pytest.mark.parametrize(("options", "is_asked"), [(asked(), True), (ModelOptions(), False)])
+def test_job_sees_keys_and_connection_only_if_it_asks_a_model(options: ModelOptions, is_asked: bool) -> None:
+    names = {"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "HTTPS_PROXY", "CODEX_HOME", "SSL_CERT_FILE"}
+    assert names & set(model_access.exported_variables(options)) == (names if is_asked else set())
+
+
+def test_job_sees_the_key_that_the_variable_of_a_role_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOQEC_CODER_API_KEY_ENV", "GATEWAY_KEY")
+    assert {"AUTOQEC_CODER_API_KEY_ENV", "GATEWAY_KEY"} <= set(model_access.exported_variables(asked()))

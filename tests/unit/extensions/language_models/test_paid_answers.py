@@ -8,7 +8,6 @@ import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import Event, LlmCalled, ignore
-from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import CoderResponse, IdeatorResponse
 from autoqec.contracts.views import IdeatorView
 from autoqec.extensions.language_models.clients.ledger import Ledger
@@ -49,7 +48,7 @@ def resumed(run: Run, number: int, *more: Any, **fields: Any) -> tuple[IdeatorRe
     run.layout.round(number).dir.mkdir(parents=True, exist_ok=True)
     run.memory.append_round(round_recorder.aborted_row(Attempt(f"attempt-{number}", number), why="the process died"))
     roles = model_roles(run, *more, model=MODEL)
-    run.memory.history.append_attempt(Begun(round_attempt_id=f"attempt-{number + 1}", round=number + 1))
+    run.memory.history.append_attempt(rounds.begun(number + 1))
     return roles.ideator(view(run, **fields)), roles.coder(coder_view(GNN))
 
 
@@ -82,9 +81,9 @@ def test_answers_are_not_used_after_a_planned_round_or_for_a_second_attempt(run:
     served.answer = answer
     propose(run)
     roles = model_roles(run, model=MODEL)
-    run.memory.history.append_attempt(Begun(round_attempt_id="attempt-2", round=2))
+    run.memory.history.append_attempt(rounds.begun(2))
     assert roles.ideator(view(run)) is not None and len(served.requests) == 2
-    run.memory.history.append_attempt(Begun(round_attempt_id="attempt-3", round=3))
+    run.memory.history.append_attempt(rounds.begun(3))
     assert roles.coder(coder_view(GNN)) is not None and len(served.requests) == 3, "left from attempt 1"
     run.memory.history.append_attempt(rounds.planned(3))
     assert model_roles(run, model=MODEL).coder(coder_view(GNN)) is not None and len(served.requests) == 4
@@ -94,7 +93,7 @@ def test_conversation_continues_where_it_was_interrupted(run: Run, served: Messa
     """A lesson that the model wrote, and a rejected answer, lead to the same requests again."""
     run.layout.round(1).dir.mkdir()
     run.memory.append_round(rounds.row(1, dsl_config=GNN, n_params=4000))
-    run.memory.history.append_attempt(Begun(round_attempt_id="attempt-2", round=2))
+    run.memory.history.append_attempt(rounds.begun(2))
     lesson = {"text": "11 units train", "cites": [{"round": 1, "figure": "n_params", "value": 4000}]}
     other = {**IDEA, "proposal": {**GNN, "gnn": {**GNN["gnn"], "hidden": 12}}}
     served.script(use_tool("write_lesson", lesson), say("prose"), use_tool("write_lesson", lesson), say_json(other))
@@ -133,7 +132,7 @@ def test_merged_lessons_have_the_same_result_again(run: Run, served: MessagesSer
         Notebook(run.layout.notebook).add(
             f"earlier {number}", [Citation.read(cites[0], location="")], view(run).history
         )
-    run.memory.history.append_attempt(Begun(round_attempt_id="attempt-2", round=2))
+    run.memory.history.append_attempt(rounds.begun(2))
     first = {"text": "11 units train", "cites": cites}
     merged = {"text": "11 units train well", "cites": cites, "replaces": [1, 2, 3] if is_full else [1]}
     notes = [first, merged, first] if is_full else [first, merged, first, {**merged, "text": "nothing else"}]

@@ -12,7 +12,6 @@ import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.events import Event
-from autoqec.contracts.history import Begun
 from autoqec.contracts.round import Trial
 from autoqec.contracts.views import CoderView
 from autoqec.errors import StorageError
@@ -31,6 +30,7 @@ from autoqec.runner import trial as runner_trial
 from autoqec.store import jsonl
 from autoqec.store.jsonl import read_contracts
 from tests.conftest import made_workspace
+from tests.support import rounds
 from tests.support.research import FakeResearch
 from tests.support.role_views import ideator_view
 from tests.support.rounds import row
@@ -64,7 +64,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     secret.write_bytes(b"a secret that only tests may know")
     roles = Roles(search("tpe"))
     with start_run(root / "env.yaml", root, "smoke", 1, "llm", secret_file=secret, roles=roles) as run:
-        run.memory.history.append_attempt(Begun(round_attempt_id="attempt-1", round=1))
+        run.memory.history.append_attempt(rounds.begun(1))
         yield run
 
 
@@ -76,7 +76,7 @@ def run(opened: Run) -> Iterator[Run]:
 
 
 def trials_of(run: Run, recorded: Path | None = None) -> RunTools:
-    begun = Begun(round_attempt_id="attempt-1", round=1)
+    begun = rounds.begun(1)
     return RunTools(run, lambda: begun, recorded, Ledger(), True)
 
 

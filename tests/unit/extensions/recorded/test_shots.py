@@ -153,14 +153,20 @@ def test_recorded_yaml_decides_which_circuit_is_used(tmp_path: Path) -> None:
     assert RecordedShots.open(tmp_path).source.num_detectors == 24
 
 
-def _truncate(directory: Path) -> None:
-    path = directory / "events0.b8"
-    path.write_bytes(path.read_bytes()[:-1])
+Damage = Callable[[Path], None]
 
 
-def _drop_shots(directory: Path) -> None:
-    path = directory / "events0.b8"
-    path.write_bytes(path.read_bytes()[:-30])
+def cut(name: str, n_bytes: int) -> Damage:
+    return lambda directory: (directory / name).write_bytes((directory / name).read_bytes()[:-n_bytes]) and None
+
+
+def edit(name: str, old: str, new: str) -> Damage:
+    def damage(directory: Path) -> None:
+        text = (directory / name).read_text()
+        assert old in text
+        (directory / name).write_text(text.replace(old, new, 1))
+
+    return damage
 
 
 def _compress(directory: Path) -> None:
@@ -174,71 +180,39 @@ def _text(directory: Path) -> None:
 
 
 def _padding(directory: Path) -> None:
-    (directory / "flips0.01").unlink()
     (directory / "flips0.b8").write_bytes(b"\xff" * 640)
-    _edit(directory, "flips0.01", "flips0.b8")
-
-
-def _missing(directory: Path) -> None:
-    (directory / "flips0.01").unlink()
+    edit("recorded.yaml", "flips0.01", "flips0.b8")(directory)
 
 
 def _outside(directory: Path) -> None:
     (directory.parent / "elsewhere.01").write_bytes((directory / "flips0.01").read_bytes())
-    _edit(directory, "flips0.01", "../elsewhere.01")
+    edit("recorded.yaml", "flips0.01", "../elsewhere.01")(directory)
 
 
-def _random_detector(directory: Path) -> None:
-    text = str(problem(3).circuit)
-    (directory / "circuit.stim").write_text("H 1\nM 1\nDETECTOR rec[-1]\n" + text)
-
-
-def _no_circuit(directory: Path) -> None:
-    (directory / "circuit.stim").write_text("this is not a circuit")
-
-
-def _unpaired(directory: Path) -> None:
-    _edit(directory, "observables: flips0.01", "time: yesterday")
-
-
-def _bad_time(directory: Path) -> None:
-    _edit(directory, "device: simulated", "device: simulated\n  time: yesterday")
+def _no_errors(directory: Path) -> None:
+    (directory / "model.dem").write_text("detector D23\nlogical_observable L0")
+    edit("recorded.yaml", "circuit.stim", "model.dem")(directory)
 
 
 def _no_noise(directory: Path) -> None:
     (directory / "circuit.stim").write_text(str(problem(3).circuit.without_noise()))
 
 
-def _no_errors(directory: Path) -> None:
-    (directory / "model.dem").write_text("detector D23\nlogical_observable L0")
-    _edit(directory, "circuit.stim", "model.dem")
-
-
-def _number_as_text(directory: Path) -> None:
-    _edit(directory, "device: simulated", "device: 12")
-
-
-def _edit(directory: Path, old: str, new: str) -> None:
-    path = directory / "recorded.yaml"
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-
-
-BAD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "truncated": (_truncate, "not a multiple of 3"),
-    "shots missing": (_drop_shots, "has 630 shots, but flips0.01 has 640"),
+BAD: dict[str, tuple[Damage, str]] = {
+    "truncated": (cut("events0.b8", 1), "not a multiple of 3"),
+    "shots missing": (cut("events0.b8", 30), "has 630 shots, but flips0.01 has 640"),
     "gzip": (_compress, "compressed .gzip"),
     "text where binary is expected": (_text, "text of 0 and 1"),
     "padding bits": (_padding, "beyond the last of the observables"),
-    "missing file": (_missing, "is not a file"),
+    "missing file": (lambda directory: (directory / "flips0.01").unlink(), "is not a file"),
     "outside the directory": (_outside, "outside the directory"),
-    "random detector": (_random_detector, "not deterministic"),
-    "no circuit": (_no_circuit, "stim cannot read"),
-    "observables missing": (_unpaired, "must be given together"),
-    "time": (_bad_time, "`time` 'yesterday' is not in ISO 8601"),
+    "random detector": (edit("circuit.stim", "QUBIT", "H 1\nM 1\nDETECTOR rec[-1]\nQUBIT"), "not deterministic"),
+    "no circuit": (edit("circuit.stim", "QUBIT", "this is not a circuit"), "stim cannot read"),
+    "observables missing": (edit("recorded.yaml", "observables: flips0.01", "time: today"), "must be given together"),
+    "time": (edit("recorded.yaml", "device: simulated", "time: yesterday"), "`time` 'yesterday' is not in ISO 8601"),
     "circuit without noise": (_no_noise, "has no noise"),
     "model without errors": (_no_errors, "has no noise"),
-    "number in place of text": (_number_as_text, "device"),
+    "number in place of text": (edit("recorded.yaml", "device: simulated", "device: 12"), "device"),
 }
 
 

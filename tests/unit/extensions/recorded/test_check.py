@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -14,26 +11,16 @@ from autoqec.contracts.env import Si1000Noise
 from autoqec.errors import UsageError
 from autoqec.extensions.recorded.check import check_blocks, diagnose_observables
 from autoqec.extensions.recorded.shots import RecordedShots
-from autoqec.qec import diagnosis as diagnosis_module
 from autoqec.qec.backends import Mwpm
 from autoqec.qec.diagnosis import (
-    CHECKED_EVENTS,
-    MIN_SHOTS,
     Diagnosis,
-    EventModel,
     diagnose_events,
-    diagnose_first_shots,
 )
-from autoqec.qec.error_stream import ErrorStream
 from autoqec.qec.event_statistics import (
-    MAX_PAIR_DETECTORS,
-    ModelStatistics,
     count_events,
-    model_statistics,
-    statistics_of_first,
 )
-from autoqec.qec.problem import Problem, error_model
-from autoqec.qec.sampling import LabelledSampler, Shots, sample
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import Shots, sample
 from tests.support.envs import problem, surface
 from tests.support.planted import DEVICES, SHOTS, device, planted
 from tests.support.recorded import google_directory, plain_directory, unpacked, write_shots
@@ -69,33 +56,6 @@ def test_few_shots_raise_no_alarm(shots: int) -> None:
     assert diagnoses(problem(3), sample(problem(3), shots, 3)) == []
 
 
-@pytest.mark.parametrize("shots", [200, 300, 1000])
-def test_few_first_shots_of_the_model_raise_no_alarm(shots: int) -> None:
-    drawn = sample(problem(3, 0.001), 60 * shots, 3).detection_events
-    for start in range(0, len(drawn), shots):
-        assert diagnose_first_shots(partial(EventModel.of_first, problem(3, 0.001)), drawn[start : start + shots]) == []
-
-
-def test_check_of_the_first_shots_computes_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = []
-
-    def statistics(*args: Any) -> ModelStatistics:
-        computed.append(model_statistics(*args))
-        return computed[-1]
-
-    monkeypatch.setattr("autoqec.qec.diagnosis.model_statistics", statistics)
-    assert (
-        diagnose_first_shots(partial(EventModel.of_first, problem(3)), sample(problem(3), 10, 3).detection_events)
-        is None
-    )
-    assert len(computed) == 0
-    assert (
-        diagnose_first_shots(partial(EventModel.of_first, problem(3)), sample(problem(3), 4000, 3).detection_events)
-        == []
-    )
-    assert len(computed) == 1
-
-
 def test_another_noise_model_of_the_same_circuit_raises_no_alarm() -> None:
     env = surface(3, 0.004)
     other = env.model_copy(update={"noise": Si1000Noise(p=(0.004,), target_p=0.004)})
@@ -106,40 +66,6 @@ def test_another_noise_model_of_the_same_circuit_raises_no_alarm() -> None:
 def test_much_stronger_noise_is_noted_but_no_error() -> None:
     found = diagnoses(problem(3, 0.001), sample(problem(3, 0.01), SHOTS, 5))
     assert [(diagnosis.name, diagnosis.error) for diagnosis in found] == [("other_noise_strength", False)]
-
-
-def test_model_statistics_equal_those_of_sampled_shots() -> None:
-    model = problem(3)
-    labelled = LabelledSampler(model, 9).draw(40_000)
-    counts = count_events([np.packbits(labelled.detections, axis=1, bitorder="little")], model.n_detectors)
-    expected = model_statistics(model.H, model.mechanism_probs)
-    assert np.abs(counts.fractions - expected.fractions).max() < 0.01
-    assert np.abs(counts.correlations - expected.correlations).max() < 0.03
-
-
-@pytest.mark.parametrize("n_detectors", [24, 17])
-def test_statistics_of_the_first_detectors_need_no_matrix_of_all_errors(n_detectors: int) -> None:
-    model = Problem.from_env(surface(3, rounds=12))
-    loops = error_model(model.circuit, model.env)
-    assert "repeat" in str(loops)
-    found = statistics_of_first(ErrorStream(loops), n_detectors)
-    expected = model_statistics(model.H[:n_detectors], model.mechanism_probs)
-    assert np.allclose(found.fractions, expected.fractions) and np.allclose(found.correlations, expected.correlations)
-
-
-def test_experiments_too_long_to_count_all_detectors_are_checked_by_their_first_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With a lower bound, which 340 rounds exceed as 2700 rounds exceed that of the package."""
-    monkeypatch.setattr(diagnosis_module, "CHECKED_EVENTS", CHECKED_EVENTS // 8)
-    model = Problem.from_env(surface(3, rounds=340))
-    assert MIN_SHOTS * model.n_detectors > CHECKED_EVENTS // 8 and model.n_detectors > MAX_PAIR_DETECTORS
-    width = model.n_detectors // 8
-    for drawn, names in ((model, []), (Problem.from_env(surface(5, rounds=4)), ["wrong_model"])):
-        n = 400 * -(-model.n_detectors // drawn.n_detectors)
-        packed = sample(drawn, n, 1).detection_events.reshape(-1)[: 400 * width].reshape(400, width)
-        found = diagnose_first_shots(partial(EventModel.of_first, model), packed)
-        assert found is not None and [each.name for each in found] == names
 
 
 def names(directory: Path) -> list[list[str]]:

@@ -24,9 +24,8 @@ from autoqec.store.layout import recorded_location, visible_shots
 from autoqec.system.sandbox import SandboxBackend
 from tests.support.envs import problem
 from tests.support.recorded import provided, recorded_env
-
-from .conftest import SMALL, Ran, config_for, make_agent
-from .test_runner import copy_modules
+from tests.unit.runner.conftest import SMALL, Ran, config_for, make_agent
+from tests.unit.runner.test_runner import copy_modules
 
 TRIES = """
 import os, pathlib

@@ -7,9 +7,9 @@ import pytest
 import stim
 
 from autoqec.contracts.env import DemFileCode, EnvSpec, FileNoise
-from autoqec.qec import sampling, soft_matching
+from autoqec.qec import backends, sampling
+from autoqec.qec.backends import SoftMatching
 from autoqec.qec.problem import Problem
-from autoqec.qec.soft_matching import SoftMatching
 from autoqec.qec.weighted_mwpm import compiled_soft_matcher
 from tests.support.envs import BANDS, problem
 
@@ -56,7 +56,7 @@ def test_arrays_of_other_layout_and_dtype_are_converted() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_rejected(built: bool, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     if not built:
-        monkeypatch.setattr(soft_matching, "compiled_soft_matcher", lambda: None)
+        monkeypatch.setattr(backends, "compiled_soft_matcher", lambda: None)
     matching, events, log_odds = drawn(problem(3), 20, 1.0)
     log_odds[7, 3] = value
     with pytest.raises(ValueError, match="not finite"):
@@ -74,7 +74,7 @@ def test_shots_of_another_circuit_are_rejected() -> None:
 def test_unexplainable_shot_and_missing_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     matching, events, log_odds = drawn(problem(3), 200, 1.0)
     expected = matching.decode(events, log_odds)
-    monkeypatch.setattr(soft_matching, "compiled_soft_matcher", lambda: lambda *_: -1)
+    monkeypatch.setattr(backends, "compiled_soft_matcher", lambda: lambda *_: -1)
     assert np.array_equal(matching.decode(events, log_odds), expected), "PyMatching decodes them"
     ring = stim.DetectorErrorModel("error(0.1) D0 D1 L0\nerror(0.1) D1 D2\nerror(0.1) D0 D2")
     code = DemFileCode(path="ring.dem", text=str(ring))
