@@ -17,7 +17,6 @@ from autoqec.errors import RunInterruptedError
 from autoqec.orchestrator.plugin_protocols import Ended, Launch, executor_plugins, run_plugins
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.orchestrator.run import CheckedRun, Run
-from autoqec.orchestrator.run_checks import check
 from autoqec.orchestrator.run_options import request_run
 from autoqec.orchestrator.run_request import RunRequest
 from autoqec.orchestrator.session import open_run, run_session
@@ -48,6 +47,8 @@ class RunCommand:
     def checked(self) -> CheckedRun:
         """The run after all checks of a start or a resume, which are done once."""
         request = request_run(self.env_name, self.given, self.resume)
+        from autoqec.orchestrator.run_checks import check  # imports stim and PyMatching
+
         with LiveView(console(err=True), quiet=self.out.quiet) as view:
             return check(request, view)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
-from annotated_types import Ge, Le
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.run_spec import OptionField, RunSpec, option_fields
@@ -41,9 +40,10 @@ def _option(each: OptionField, choices: Mapping[str, tuple[str, ...]]) -> Callab
     elif option.path:
         settings["type"] = click.Path(path_type=Path)
     elif annotation in (int, float):
-        least: Any = next((limit.ge for limit in field.metadata if isinstance(limit, Ge)), None)
-        most: Any = next((limit.le for limit in field.metadata if isinstance(limit, Le)), None)
-        settings["type"] = (click.IntRange if annotation is int else click.FloatRange)(least, most)
+        limits = [
+            next((getattr(mark, name) for mark in field.metadata if hasattr(mark, name)), None) for name in ("ge", "le")
+        ]
+        settings["type"] = (click.IntRange if annotation is int else click.FloatRange)(*limits)
     if option.multiple or get_origin(annotation) is tuple:
         settings |= {"multiple": True, "default": ()}
     elif get_origin(annotation) is dict:
