@@ -40,10 +40,9 @@ def _option(each: OptionField, choices: Mapping[str, tuple[str, ...]]) -> Callab
     elif option.path:
         settings["type"] = click.Path(path_type=Path)
     elif annotation in (int, float):
-        limits = [
-            next((getattr(mark, name) for mark in field.metadata if hasattr(mark, name)), None) for name in ("ge", "le")
-        ]
-        settings["type"] = (click.IntRange if annotation is int else click.FloatRange)(*limits)
+        limits = {key: getattr(mark, key) for mark in field.metadata for key in ("ge", "le") if hasattr(mark, key)}
+        kind: Any = click.IntRange if annotation is int else click.FloatRange
+        settings["type"] = kind(limits.get("ge"), limits.get("le"))
     if option.multiple or get_origin(annotation) is tuple:
         settings |= {"multiple": True, "default": ()}
     elif get_origin(annotation) is dict:
