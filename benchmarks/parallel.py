@@ -24,6 +24,7 @@ from autoqec.ideators import analyst
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors import run_round
 from autoqec.orchestrator.roles import search
+from autoqec.orchestrator.run import Roles
 from benchmarks.table import Row, record
 from tests.support.starts import start_run
 
@@ -47,7 +48,7 @@ def cpu_seconds() -> float:
 def time_run(directory: Path, parallel: int, *, verify: bool) -> tuple[float, float]:
     """Return wall-clock and CPU seconds of ROUNDS rounds of a random search."""
     make_workspace(directory, ENV)
-    roles = loop.Roles(search("random"), analyst=analyst.analyse if verify else nominate_nothing)
+    roles = Roles(search("random"), analyst=analyst.analyse if verify else nominate_nothing)
     with start_run(directory / "env.yaml", directory, "smoke", SEED, "random", roles=roles, parallel=parallel) as run:
         start, spent = time.perf_counter(), cpu_seconds()
         loop.run_rounds(run, ROUNDS)

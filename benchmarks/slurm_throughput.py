@@ -33,7 +33,7 @@ from autoqec.extensions.slurm import job
 from autoqec.extensions.slurm.executor import SlurmExecutor
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.roles import search
-from autoqec.orchestrator.run import Run
+from autoqec.orchestrator.run import Roles, Run
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import is_finished
@@ -131,9 +131,9 @@ def busy_share(spans: Sequence[tuple[float, float]], slots: int) -> float:
     return busy_s / (slots * (last - first)) if last > first else 0.0
 
 
-def roles() -> loop.Roles:
+def roles() -> Roles:
     """Return a random search that verifies nothing."""
-    return loop.Roles(search("random"), analyst=nominate_nothing)
+    return Roles(search("random"), analyst=nominate_nothing)
 
 
 def adopt_orphans() -> None:
