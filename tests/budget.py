@@ -157,30 +157,30 @@ def figures(product: Product) -> dict[str, float]:
         "functions above 60 lines": sum(
             len(list(long_functions(tree, product.code[name]))) for name, tree in product.trees.items()
         ),
+        "percent of modules without a test of their name": 100 - product.mirrored(),
         "modules above 600 lines": sum(len(code) > MODULE_LINES for code in product.code.values()),
         "public functions above 6 arguments": sum(len(list(many_arguments(tree))) for tree in product.trees.values()),
     }
 
 
 def main() -> int:
-    """Print the table and return the exit status: 1 if a figure is above its budget."""
+    """Print the table and return the exit status: 1 if a figure is above its limit."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         budget = tomllib.load(file)["tool"]["budget"]
     product = Product()
-    rows = {part: (product.lines_below(part), limit) for part, limit in budget["parts"].items()}
-    counted = figures(product)
-    rows |= {name: (counted[name], limit) for name, limit in budget["figures"].items()}
-    for name, (now, limit) in rows.items():
-        print(f"{name:40} {now:8,.0f} {limit:8,} {'over budget' if now > limit else ''}".rstrip())
-    mirrored, least = product.mirrored(), budget["mirrored_percent"]
-    verdict = "too few" if mirrored < least else ""
-    print(f"{'modules with a test of their name, %':40} {mirrored:8.0f} {least:8} {verdict}".rstrip())
+    counted = {part: product.lines_below(part) for part in budget["parts"]} | figures(product)
+    exceeded = []
+    print(f"{'':40} {'now':>8} {'limit':>8} {'goal':>8}")
+    for name, (limit, goal) in (budget["parts"] | budget["figures"]).items():
+        over = counted[name] > limit
+        exceeded += [name] * over
+        print(f"{name:40} {counted[name]:8,.0f} {limit:8,} {goal:8,} {'over its limit' * over}".rstrip())
     if "--details" in sys.argv:
         print("\nOne importer, a sibling:", *product.single_importers(), sep="\n  ")
         for name, tree in product.trees.items():
             for problem in [*long_functions(tree, product.code[name]), *many_arguments(tree)]:
                 print(f"{name}: {problem}")
-    return int(any(now > limit for now, limit in rows.values()) or mirrored < least)
+    return int(bool(exceeded))
 
 
 if __name__ == "__main__":
