@@ -9,11 +9,12 @@ from collections.abc import Callable
 from statistics import NormalDist
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autoqec.contracts.round import PairedCounts, RoundMetrics
 from autoqec.contracts.verdict import PairedEffect, Rate
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -33,13 +34,11 @@ def cpu_timed(
 
 def latency_quantiles(elapsed_us: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the median, the 99th and the 99.9th percentile of times, in their unit."""
+    import numpy as np  # intervals are computed by commands that need no arrays
+
     p50, p99, p999 = (float(value) for value in np.quantile(elapsed_us, (0.5, 0.99, 0.999)))
     return p50, p99, p999
 
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 MAX_INTERPOLATIONS = 50  # of one root; a smooth function needs about 10
 _LEAST_VARIANCE = 1e-300

@@ -16,7 +16,7 @@ from autoqec.ideators import space
 from autoqec.ideators.analyst import analyse
 from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.run import Roles
-from autoqec.verification import assemble
+from autoqec.verification import decision
 from tests.conftest import Workspace, made_workspace
 from tests.support.starts import resume_run, start_run
 
@@ -54,7 +54,7 @@ def test_composition_is_compared_with_its_parents(tmp_path: Path, monkeypatch: p
         monkeypatch.context() as verified,
         start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, secret_file=secret, roles=roles) as run,
     ):
-        verified.setattr(assemble, "decide", lambda *evidence: ("VERIFIED", ["replaced by the test"]))
+        verified.setattr(decision, "decide", lambda *evidence: ("VERIFIED", ["replaced by the test"]))
         run_rounds(run, 2)
     history = run.layout.history
     with resume_run(run.info.run_id, workspace.root, roles=roles) as run:

@@ -110,7 +110,7 @@ def test_archive_that_grows_without_limit_is_refused(copied: Path, monkeypatch: 
 def test_verification_that_disagrees_exits_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("autoqec.models.verify_model", lambda name, on_event: (False, "counts differ"))
+    monkeypatch.setattr("autoqec.cli.commands.models.verify_model", lambda name, on_event: (False, "counts differ"))
     assert run_cli(group, ["models", "verify", NAME]) == 1
     assert "counts differ" in capsys.readouterr().out
 

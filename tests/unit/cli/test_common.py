@@ -92,7 +92,7 @@ def test_usage_error_without_a_hint_gets_the_help_of_its_command(capsys: pytest.
         (["smoke", "--profile", "fast"], "choose --profile from smoke, dev, prod"),
         (
             ["--ideator", "bayes", "--profile", "dev"],
-            "choose --ideator from tpe, random, evolve, policy, llm, hybrid, replay",
+            "choose --ideator from tpe, random, evolve, replay, hybrid, llm, policy",
         ),
         (["--rounds", "x"], "autoqec run --help"),
         (["--dryrun"], "autoqec run --help"),

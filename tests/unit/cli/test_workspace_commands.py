@@ -101,13 +101,13 @@ def test_doctor_reports_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     fake = fake_slurm(tmp_path)
     for name, value in fake.env.items():
         monkeypatch.setenv(name, value)
-    (found,) = doctor._slurm()
+    (found,) = doctor._executors()
     assert found.state == "ok" and "--executor slurm" in found.found
     fake.change(down=True)
-    (found,) = doctor._slurm()
+    (found,) = doctor._executors()
     assert found.state == "warning" and "Unable to contact slurm controller" in found.found and found.hint
     monkeypatch.setenv("PATH", str(tmp_path))
-    (found,) = doctor._slurm()
+    (found,) = doctor._executors()
     assert (found.state, found.hint) == ("ok", None) and "not installed" in found.found
 
 

@@ -15,7 +15,8 @@ from autoqec.errors import UsageError
 from autoqec.ideators import moves, space, tpe
 from autoqec.ideators.search_state import SearchState, with_expected_labels
 from autoqec.locate import BUILTIN
-from autoqec.orchestrator.run import BUILTIN_IDEATORS, search
+from autoqec.orchestrator.plugin_protocols import SEARCHES
+from autoqec.orchestrator.roles import search
 from autoqec.store.files import dump_config, load_env
 from tests.support.role_views import ideator_view
 
@@ -31,7 +32,7 @@ def view(history: list[dict[str, Any]], pins: dict[str, Any]) -> IdeatorView:
 
 
 @pytest.mark.parametrize("pins", [APART, FAMILY], ids=["loop", "family"])
-@pytest.mark.parametrize("name", list(BUILTIN_IDEATORS))
+@pytest.mark.parametrize("name", SEARCHES)
 def test_every_proposal_keeps_the_pins_and_is_new(name: str, pins: dict[str, Any]) -> None:
     history: list[dict[str, Any]] = []
     digests = set()
@@ -91,7 +92,7 @@ def test_extension_changes_no_pinned_key() -> None:
     assert move is not None and set(space.changed_keys(move.config, BASELINE)) == {"mlp.hidden"}
 
 
-@pytest.mark.parametrize("name", list(BUILTIN_IDEATORS))
+@pytest.mark.parametrize("name", SEARCHES)
 def test_pins_that_leave_nothing_to_search_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "MAX_DRAWS", 50)
     pins = validate_pins({key: value for key, value in flatten(BASELINE).items() if key != "training.init"})

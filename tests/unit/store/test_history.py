@@ -61,6 +61,7 @@ def info() -> RunInfo:
         seed=0,
         ideator="tpe",
         code_sha256=SHA,
+        package_sha256=SHA,
         secret_sha256=SHA,
         versions={},
         command_line=("autoqec", "run"),
