@@ -1,4 +1,7 @@
-"""Crash-safe JSON lines: a line is valid once its newline is on disk."""
+"""Crash-safe JSON lines: a line is valid once its newline is on disk.
+
+The file itself is locked, with flock: readers share it, which a filelock lock cannot do.
+"""
 
 from __future__ import annotations
 
